@@ -1,0 +1,1 @@
+"""distrt: data-parallel training over MPI with tf.distribute's programming model."""

@@ -1,0 +1,1 @@
+"""Who is where: topology, launcher checks, device choice (layer 2)."""

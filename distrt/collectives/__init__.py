@@ -1,0 +1,1 @@
+"""Collective algorithms, one file each; ``schedule.py`` is pure integers (layer 3)."""

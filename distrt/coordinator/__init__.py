@@ -1,0 +1,1 @@
+"""Strategies, replica context, variables (layer 6)."""

@@ -1,0 +1,1 @@
+"""Who is alive: exit hooks, fingerprints of calls (layer 3)."""

@@ -1,0 +1,1 @@
+"""The arithmetic: host library, CUDA module, NumPy reference (layer 2)."""

@@ -1,0 +1,1 @@
+"""Bucket plan, optimizers, checkpoints (layer 5)."""

@@ -1,0 +1,1 @@
+"""The bytes: loopback threads for tests, MPI between processes (layer 2)."""
