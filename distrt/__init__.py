@@ -1,1 +1,52 @@
-"""distrt: data-parallel training over MPI with tf.distribute's programming model."""
+"""distrt: data-parallel training over MPI with tf.distribute's programming model.
+
+Every public name stands here. Importing starts neither MPI nor CUDA; the first
+strategy, or ``world()``, does.
+"""
+
+from distrt import data, errors, train
+from distrt.arrays import array_namespace, to_numpy
+from distrt.communicator import Communicator
+from distrt.coordinator.mirrored import MirroredStrategy
+from distrt.coordinator.multi_worker import MultiWorkerMirroredStrategy
+from distrt.coordinator.one_device import OneDeviceStrategy
+from distrt.coordinator.replica_context import ReplicaContext
+from distrt.coordinator.strategy import (
+    Strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from distrt.coordinator.variable import Variable, VariableAggregation
+from distrt.data import DistributedDataset, DistributedIterator, InputContext
+from distrt.reduce_op import ReduceOp
+from distrt.version import __version__
+from distrt.world import World, world
+
+__all__ = [
+    "Communicator",
+    "DistributedDataset",
+    "DistributedIterator",
+    "InputContext",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReplicaContext",
+    "Strategy",
+    "Variable",
+    "VariableAggregation",
+    "World",
+    "__version__",
+    "array_namespace",
+    "data",
+    "errors",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "to_numpy",
+    "train",
+    "world",
+]

@@ -19,8 +19,8 @@ class ReduceOp(enum.Enum):
     """A reduction over replicas: SUM, MEAN, PROD, MIN or MAX.
 
     MIN and MAX give NaN on every rank where any rank holds NaN. MEAN is SUM
-    with a division by the number of ranks in the last fold, so the mean of
-    equal values is that value, bit for bit.
+    with a true division by the number of ranks in the last fold (no product with
+    a rounded reciprocal), so where the sum is exact the mean is correctly rounded.
 
     Attributes:
       fold: name of the kernel that combines two buffers ("sum", "prod", "min", "max").

@@ -1,0 +1,12 @@
+"""Types of the extension module ``distrt._exits`` (csrc/host/exits.cpp)."""
+
+from collections.abc import Sequence
+
+def arm(
+    functions: tuple[int, ...],
+    comm: int,
+    sends: Sequence[int],
+    receives: Sequence[int],
+    mpi4py_finalizes: bool,
+    /,
+) -> None: ...

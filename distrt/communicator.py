@@ -1,0 +1,450 @@
+"""The communicator: the verbs (layer 4).
+
+May import: collectives, health, kernels, transport, cluster, arrays, reduce_op,
+errors. A verb checks its arguments once, agrees with the other ranks that they
+are making the same call, picks an algorithm and runs it. Nothing below it
+raises for bad input; nothing above it sends a byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, final
+
+import numpy as np
+
+from distrt.arrays import (
+    DTYPES,
+    DType,
+    Tree,
+    array_namespace,
+    as_array,
+    copy_to,
+    dtype_of,
+    flatten,
+    is_array,
+    mean_dtype,
+)
+from distrt.collectives import schedule
+from distrt.collectives.ring import Ring, Slots
+from distrt.errors import DistrtError, DTypeError, InvalidArgumentError
+from distrt.health.fingerprint import Fingerprints
+from distrt.kernels import kernels_for
+from distrt.reduce_op import ReduceOp
+from distrt.transport.base import Transport
+
+__all__ = ["Communicator", "Settings"]
+
+_T = TypeVar("_T")
+_BYTES = DTYPES["u8"]
+
+
+class Settings(NamedTuple):
+    """What must be equal on all ranks; ``world()`` takes rank 0's.
+
+    Attributes:
+      segment_bytes: longest message of the ring (DISTRT_SEGMENT_BYTES).
+      timeout_seconds: how long a call may wait for a peer (DISTRT_TIMEOUT).
+    """
+
+    segment_bytes: int = 1 << 19
+    timeout_seconds: float = 1800.0
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Read the settings of this process's environment."""
+        return cls(
+            _positive("DISTRT_SEGMENT_BYTES", int, cls._field_defaults["segment_bytes"]),
+            _positive("DISTRT_TIMEOUT", float, cls._field_defaults["timeout_seconds"]),
+        )
+
+
+def _positive(name: str, kind: Callable[[str], _T], default: _T) -> _T:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        value = kind(text)
+        if value > 0:  # type: ignore[operator]
+            return value
+    except ValueError:
+        pass
+    raise InvalidArgumentError(f"{name}={text!r}: expected a positive {kind.__name__}")
+
+
+class _Leaf(NamedTuple):
+    """One array of a call, checked and made flat.
+
+    ``flat`` is 1-D, contiguous and of the kernel dtype of ``row``; ``shape`` and
+    ``dtype`` are those of the array that the user sees.
+    """
+
+    flat: Any
+    row: DType
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def text(self) -> str:
+        return f"{self.dtype.name}{list(self.shape)}"
+
+
+def _flat(array: Any, row: DType) -> Any:
+    contiguous = array_namespace(array).ascontiguousarray(array)
+    return contiguous.reshape(-1).view(row.numpy)
+
+
+def _leaf(value: Any, op: ReduceOp | None) -> _Leaf:
+    """Check one value; with an op its elements are numbers to fold, else bytes to move."""
+    array = as_array(value)
+    dtype = dtype_of(array, op)
+    if op is None:
+        return _Leaf(_flat(array, _BYTES), _BYTES, array.shape, dtype.numpy)
+    if op.divides and mean_dtype(dtype) != dtype.numpy:
+        array = array.astype(mean_dtype(dtype))
+        dtype = dtype_of(array)
+    row = DTYPES[dtype.kernel]
+    return _Leaf(_flat(array, row), row, array.shape, dtype.numpy)
+
+
+@final
+class Communicator:
+    """The collective verbs over the ranks of a transport.
+
+    Every verb takes a NumPy or CuPy array, a Python number, or a nested
+    structure (tuples, lists, dicts, named tuples; the order of a dict's keys
+    never matters), must be called by all ranks in the same order, and gives all
+    ranks the same bits. Arguments are never changed; results are new arrays, or
+    ``out``. Any layout (strided, Fortran-ordered, read-only, empty) will do.
+    Element types: float16/32/64, bfloat16, all integers; complex for SUM and
+    MEAN; bool for MIN and MAX. The mean of integers is a float (true division).
+
+    Where ranks disagree on the call, or one of them passes what cannot be
+    taken, every rank raises CollectiveMismatchError naming rank -> call.
+
+    Attributes:
+      rank, size: this rank and the number of ranks.
+      transport: what carries the bytes.
+      algorithm: the name of the algorithm in use.
+    """
+
+    algorithm = "ring"
+
+    def __init__(self, transport: Transport, settings: Settings | None = None) -> None:
+        self.rank, self.size, self.transport = transport.rank, transport.size, transport
+        self.settings = settings or Settings()
+        transport.timeout_seconds = self.settings.timeout_seconds
+        self._fingerprints = Fingerprints(transport)
+        self._slots = Slots()
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"
+
+    # ------------------------------------------------------------------ verbs
+
+    def all_reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, *, out: Any = None) -> Any:
+        """Combine the ranks' values; every rank gets the result. All ranks must call.
+
+        Args:
+          value: equal structure, shapes and dtypes on all ranks.
+          op: SUM, MEAN, PROD, MIN or MAX; a ReduceOp or its name.
+          out: arrays, structured as ``value``, that receive the result; may be ``value``.
+
+        Returns:
+          The result, structured as ``value``; ``out`` where it was given.
+
+        Source: MPI_Allreduce, tf.distribute.ReplicaContext.all_reduce.
+        """
+
+        def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[_Leaf], list[Any]]]:
+            parsed = ReduceOp.parse(op)
+            tree = flatten(value)
+            leaves = [_leaf(v, parsed) for v in tree.leaves]
+            outs = self._outs(out, tree, leaves)
+            return f"op={parsed.value} {_describe(tree, leaves)}", (parsed, tree, leaves, outs)
+
+        parsed, tree, leaves, outs = self._agree("all_reduce", prepare)
+        divisor = float(self.size) if parsed.divides else 1.0
+
+        def run(leaf: _Leaf, target: Any) -> None:
+            self._ring(
+                schedule.all_reduce(self.size, self.rank),
+                schedule.chunks(leaf.flat.size, self.size),
+                leaf.row,
+                source=leaf.flat,
+                target=target,
+                op=parsed,
+                divisor=divisor,
+            )
+
+        return tree.rebuild([self._into(o, leaf, run) for o, leaf in zip(outs, leaves, strict=True)])
+
+    def reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, root: int = 0) -> Any:
+        """As ``all_reduce``, but only ``root`` gets the result; the others get None.
+
+        Source: MPI_Reduce.
+        """
+
+        def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[_Leaf]]]:
+            parsed, chosen = ReduceOp.parse(op), self._root(root)
+            tree = flatten(value)
+            leaves = [_leaf(v, parsed) for v in tree.leaves]
+            return f"op={parsed.value} root={chosen} {_describe(tree, leaves)}", (parsed, tree, leaves)
+
+        parsed, tree, leaves = self._agree("reduce", prepare)
+        divisor = float(self.size) if parsed.divides else 1.0
+
+        def run(leaf: _Leaf, target: Any) -> None:
+            self._ring(
+                schedule.reduce(self.size, self.rank, root),
+                schedule.chunks(leaf.flat.size, 1),
+                leaf.row,
+                source=leaf.flat,
+                target=target,
+                op=parsed,
+                divisor=divisor,
+            )
+
+        if self.rank == root:
+            return tree.rebuild([self._into(None, leaf, run) for leaf in leaves])
+        for leaf in leaves:
+            run(leaf, None)
+        return None
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Give every rank ``root``'s value. All ranks must call.
+
+        Args:
+          value: equal structure, shapes and dtypes on all ranks; only root's contents count.
+          root: the rank whose value it is.
+
+        Source: MPI_Bcast.
+        """
+
+        def prepare() -> tuple[str, tuple[Tree, list[_Leaf]]]:
+            chosen, tree = self._root(root), flatten(value)
+            leaves = [_leaf(v, None) for v in tree.leaves]
+            return f"root={chosen} {_describe(tree, leaves)}", (tree, leaves)
+
+        tree, leaves = self._agree("broadcast", prepare)
+        program = schedule.broadcast(self.size, self.rank, root)
+
+        def run(leaf: _Leaf, target: Any) -> None:
+            if self.rank == root:
+                target[...] = leaf.flat
+            chunks = schedule.chunks(leaf.flat.size, 1)
+            self._ring(program, chunks, leaf.row, source=leaf.flat, target=target)
+
+        return tree.rebuild([self._into(None, leaf, run) for leaf in leaves])
+
+    def all_gather(self, value: Any, axis: int = 0) -> Any:
+        """Concatenate the ranks' values along ``axis``, in rank order. All ranks must call.
+
+        Args:
+          value: at least one dimension; shapes may differ along ``axis`` only, parts may be empty.
+          axis: counted from the end where negative.
+
+        Source: MPI_Allgatherv, tf.distribute.ReplicaContext.all_gather.
+        """
+
+        def prepare() -> tuple[str, tuple[Tree, list[tuple[_Leaf, int]]]]:
+            tree = flatten(value)
+            parts = [_front(v, axis) for v in tree.leaves]
+            texts = [f"{leaf.dtype.name}{['*', *leaf.shape[1:]]}" for leaf, _ in parts]
+            return f"axis={axis} {tree.spec} {' '.join(texts)}", (tree, parts)
+
+        tree, parts = self._agree("all_gather", prepare)
+        lengths = self._gather_flat(np.array([leaf.shape[0] for leaf, _ in parts], np.int64))
+        rows = lengths.reshape(self.size, len(parts))
+        results = []
+        for (leaf, place), counts in zip(parts, rows.T, strict=True):
+            row_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape[1:], dtype=np.int64))
+            flat = self._gather_flat(leaf.flat, [int(c) * row_bytes for c in counts])
+            array = flat.view(leaf.dtype).reshape(int(counts.sum()), *leaf.shape[1:])
+            results.append(array_namespace(array).moveaxis(array, 0, place))
+        return tree.rebuild(results)
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it. Source: MPI_Barrier."""
+        self._fingerprints.agree("barrier")
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return every rank's picklable ``value`` in rank order. All ranks must call.
+
+        For small things; arrays belong to ``all_gather``.
+        """
+        self._fingerprints.agree("all_gather_object")
+        return self.transport.all_gather_object(value)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return ``root``'s picklable ``value`` on every rank. All ranks must call."""
+        self._agree("broadcast_object", lambda: (f"root={self._root(root)}", None))
+        return self.transport.broadcast_object(value, root)
+
+    def together(self, what: str, action: Callable[[], _T], ranks: Sequence[int] | None = None) -> _T | None:
+        """Run ``action`` and raise on every rank where it failed on any. All ranks must call.
+
+        For work that can fail on one rank only (opening a file, writing a
+        checkpoint): no rank goes on, and none waits, when another could not.
+
+        Args:
+          what: what is being done, for the message.
+          action: called on ``ranks``, by default on all.
+          ranks: the ranks that do it; the others only learn how it went.
+
+        Returns:
+          The action's result on the ranks that did it, else None.
+
+        Raises:
+          DistrtError: of the class of the first failing rank's error, where that
+            is one of distrt's, naming rank -> error; on the failing ranks the
+            original error is its cause.
+        """
+        result, failure = None, None
+        if ranks is None or self.rank in ranks:
+            try:
+                result = action()
+            except Exception as error:
+                failure = error
+        kind = type(failure) if isinstance(failure, DistrtError) else DistrtError
+        report = None if failure is None else (kind, f"{type(failure).__name__}: {failure}")
+        reports = dict(enumerate(self.all_gather_object(report)))
+        failed = {rank: report for rank, report in reports.items() if report is not None}
+        if not failed:
+            return result
+        first = next(iter(failed.values()))[0]
+        listing = "\n".join(f"  rank {rank}: {text}" for rank, (_, text) in failed.items())
+        raise first(f"{what} failed:\n{listing}") from failure
+
+    # ---------------------------------------------------------------- the way
+
+    def _agree(self, verb: str, prepare: Callable[[], tuple[str, _T]]) -> _T:
+        """Check the arguments and compare the call with the other ranks'.
+
+        A rank whose arguments are refused still takes part, so that the others
+        learn why instead of waiting for it.
+        """
+        failure, plan = None, None
+        try:
+            text, plan = prepare()
+        except DistrtError as error:
+            failure, text = error, f"refused: {error}"
+        self._fingerprints.agree(f"{verb} {text}")
+        if failure is not None:
+            raise failure
+        assert plan is not None or verb == "broadcast_object"
+        return plan  # type: ignore[return-value]
+
+    def _root(self, root: int) -> int:
+        if isinstance(root, int | np.integer) and 0 <= root < self.size:
+            return int(root)
+        raise InvalidArgumentError(f"root={root!r}: expected a rank from 0 to {self.size - 1}")
+
+    def _outs(self, out: Any, tree: Tree, leaves: list[_Leaf]) -> list[Any]:
+        if out is None:
+            return [None] * len(leaves)
+        given = flatten(out)
+        if given.spec != tree.spec:
+            raise InvalidArgumentError(
+                f"out has another structure than value: expected {tree.spec}, got {given.spec}"
+            )
+        for array, leaf in zip(given.leaves, leaves, strict=True):
+            if not is_array(array) or isinstance(array, np.generic):
+                raise DTypeError(f"out: expected a NumPy or CuPy array, got {type(array).__name__}")
+            if array.shape != leaf.shape or np.dtype(array.dtype) != leaf.dtype:
+                raise InvalidArgumentError(
+                    f"out: expected {leaf.text}, got {np.dtype(array.dtype).name}{list(array.shape)}"
+                )
+            if not getattr(array.flags, "writeable", True):
+                raise InvalidArgumentError("out: expected a writable array, got a read-only one")
+        return given.leaves
+
+    def _into(self, out: Any, leaf: _Leaf, run: Callable[[_Leaf, Any], None]) -> Any:
+        """Run with a target for ``leaf`` and return the result as the user sees it.
+
+        ``out`` is written directly where its memory is flat; ``run`` gets the
+        very source object as the target where they are the same memory, which
+        is how the algorithms recognise an in-place call.
+        """
+        kernels = kernels_for(leaf.flat)
+        direct = out is not None and out.flags.c_contiguous and type(out) is type(leaf.flat)
+        if not direct:
+            target = kernels.empty(leaf.flat.size, leaf.row.numpy)
+        else:
+            target = out.reshape(-1).view(leaf.row.numpy)
+            if _address(target) == _address(leaf.flat):
+                target = leaf.flat
+            elif np.may_share_memory(target, leaf.flat) if isinstance(target, np.ndarray) else False:
+                leaf = leaf._replace(flat=leaf.flat.copy())
+        run(leaf, target)
+        if direct:
+            return out
+        result = target.view(leaf.dtype).reshape(leaf.shape)
+        if out is None:
+            return result
+        copy_to(out, result)
+        return out
+
+    def _ring(
+        self,
+        program: tuple[schedule.Hop, ...],
+        chunks: Sequence[schedule.Span],
+        row: DType,
+        *,
+        source: Any,
+        target: Any,
+        op: ReduceOp | None = None,
+        divisor: float = 1.0,
+    ) -> None:
+        if self.size == 1:
+            if target is not source:
+                target[...] = source
+            return
+        ring = Ring(
+            self.transport,
+            kernels_for(source),
+            program,
+            chunks,
+            row=row,
+            op=op,
+            source=source,
+            target=target,
+            divisor=divisor,
+            slots=self._slots,
+            segment_bytes=self.settings.segment_bytes,
+        )
+        self.transport.drive(ring.step, self._fingerprints.call)
+
+    def _gather_flat(self, flat: Any, counts: list[int] | None = None) -> Any:
+        """Concatenate the ranks' 1-D arrays, of ``counts`` elements (default: equal ones)."""
+        counts = counts or [flat.size] * self.size
+        starts = np.concatenate(([0], np.cumsum(counts))).tolist()
+        spans = [schedule.Span(a, b - a) for a, b in zip(starts, starts[1:], strict=False)]
+        target = kernels_for(flat).empty(starts[-1], flat.dtype)
+        own = spans[self.rank]
+        target[own.offset : own.offset + own.count] = flat
+        program = schedule.all_gather(self.size, self.rank)
+        self._ring(program, spans, dtype_of(flat), source=target, target=target)
+        return target
+
+
+def _front(value: Any, axis: int) -> tuple[_Leaf, int]:
+    """Return the leaf with ``axis`` moved to the front, and where it belongs."""
+    array = as_array(value)
+    if array.ndim == 0 or not -array.ndim <= axis < array.ndim:
+        raise InvalidArgumentError(
+            f"all_gather along axis {axis}: expected an array with that axis, got shape {array.shape}"
+        )
+    place = axis % array.ndim
+    return _leaf(array_namespace(array).moveaxis(array, place, 0), None), place
+
+
+def _describe(tree: Tree, leaves: Sequence[_Leaf]) -> str:
+    texts = " ".join(leaf.text for leaf in leaves)
+    return texts if len(leaves) == 1 and tree.spec.is_leaf() else f"{tree.spec} {texts}"
+
+
+def _address(flat: Any) -> tuple[int, int]:
+    pointer = flat.ctypes.data if isinstance(flat, np.ndarray) else flat.data.ptr
+    return int(pointer), int(flat.nbytes)

@@ -1,0 +1,35 @@
+"""``MultiWorkerMirroredStrategy``: ranks on any number of hosts train one model (layer 6).
+
+May import: coordinator.strategy, coordinator.mirrored, world.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from distrt.coordinator.mirrored import choose_device
+from distrt.coordinator.strategy import Strategy
+from distrt.world import world
+
+__all__ = ["MultiWorkerMirroredStrategy"]
+
+
+@final
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on all ranks, on one host or many. All ranks must create it.
+
+    The ranks come from MPI; no TF_CONFIG is needed.
+
+    Args:
+      device: "auto" (a GPU of its own for each rank, or the CPU where there is none),
+        "cpu" or "gpu".
+
+    Raises:
+      DeviceError: on every rank, where a GPU was asked for and some rank has none.
+
+    Source: tf.distribute.MultiWorkerMirroredStrategy, with one replica per worker.
+    """
+
+    def __init__(self, *, device: str = "auto") -> None:
+        everyone = world()
+        super().__init__(everyone.communicator, choose_device(everyone, device))

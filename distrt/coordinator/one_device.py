@@ -1,0 +1,43 @@
+"""``OneDeviceStrategy``: one replica, on the device that is named (layer 6).
+
+May import: coordinator.strategy, world, cluster, errors.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from distrt.cluster import device as devices_of
+from distrt.cluster.device import Device
+from distrt.coordinator.strategy import Strategy
+from distrt.errors import DeviceError
+from distrt.world import alone
+
+__all__ = ["OneDeviceStrategy"]
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """One replica in this process, whatever the other ranks do. Not collective.
+
+    Args:
+      device: a tf-style name: "/cpu:0", "/gpu:1".
+
+    Raises:
+      InvalidArgumentError: no such kind of device.
+      DeviceError: the GPU is not there.
+
+    Source: tf.distribute.OneDeviceStrategy.
+    """
+
+    def __init__(self, device: str) -> None:
+        kind, index = devices_of.parse(device)
+        own = Device.cpu()
+        if kind == "gpu":
+            visible = devices_of.visible_devices()
+            wanted = 0 if index is None else index
+            if wanted >= len(visible):
+                raise DeviceError(f"{device} was asked for and {len(visible)} GPU(s) are visible")
+            own = Device.gpu(wanted, visible[wanted])
+        devices_of.activate(own)
+        super().__init__(alone(), own)

@@ -1,0 +1,216 @@
+"""``Variable``: an array that is the same on every replica (layer 6).
+
+May import: coordinator.strategy, coordinator.replica_context, communicator, arrays, errors.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from distrt.arrays import as_array, copy_to, map_structure, to_numpy
+from distrt.communicator import Communicator
+from distrt.coordinator.replica_context import current_frame
+from distrt.coordinator.strategy import get_strategy
+from distrt.errors import ContextError, InvalidArgumentError
+
+__all__ = ["Variable", "VariableAggregation"]
+
+_numbers = itertools.count()
+
+
+class VariableAggregation(enum.Enum):
+    """How the replicas' values become one when a variable is assigned inside ``run``.
+
+    NONE: they do not; each replica writes what it passes, so pass equal values.
+    SUM, MEAN: the sum or mean of the replicas' values. ONLY_FIRST_REPLICA: replica 0's.
+    Source: tf.VariableAggregation.
+    """
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+@final
+class Variable(NDArrayOperatorsMixin):
+    """State of a model: an array on this rank's device.
+
+    Created in a strategy's scope it is collective: all ranks must create it, and
+    it starts from rank 0's value on all of them, bit for bit. Outside every scope
+    it belongs to this process alone. It can be used in arithmetic like its array.
+
+    Args:
+      initial_value: array, number, list, or a function without arguments that gives
+        one. Equal shapes and dtypes on all ranks; Python floats become float32.
+      trainable: whether optimizers and ``trainable_variables`` should change it.
+      name: for messages and checkpoints; by default "Variable", "Variable_1", ...
+      dtype: converts the initial value.
+      aggregation: a VariableAggregation, for assignments inside ``run``.
+
+    Raises:
+      CollectiveMismatchError: on every rank, where shapes or dtypes differ.
+
+    Source: tf.Variable in a tf.distribute scope.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool = True,
+        *,
+        name: str | None = None,
+        dtype: Any = None,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        value = initial_value() if callable(initial_value) else initial_value
+        array = as_array(value)
+        self._strategy = get_strategy()
+        self.trainable = trainable
+        self.aggregation = aggregation
+        number = next(_numbers)
+        self.name = name or ("Variable" if number == 0 else f"Variable_{number}")
+        array = array.astype(array.dtype if dtype is None else np.dtype(dtype))
+        if self._strategy.num_replicas_in_sync > 1:
+            array = self._strategy.communicator.broadcast(array)
+        placed = self._strategy.place(array)
+        self._array = placed if placed.flags.c_contiguous else placed.copy(order="C")
+
+    def __repr__(self) -> str:
+        return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}\n{self._array!r}>"
+
+    @property
+    def value(self) -> Any:
+        """The array itself, not a copy: C-contiguous, on this rank's device."""
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return tuple(self._array.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The NumPy dtype of the elements."""
+        return np.dtype(self._array.dtype)
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy in whose scope it was created."""
+        return self._strategy
+
+    def numpy(self) -> np.ndarray:
+        """Return the value as a NumPy array of its own."""
+        return np.array(to_numpy(self._array))
+
+    def read_value(self) -> Any:
+        """Return a copy of the value, on this rank's device."""
+        return self._array.copy()
+
+    def assign(self, value: Any) -> Variable:
+        """Write ``value`` and return the variable.
+
+        Outside ``run`` every rank must pass the same value. Inside ``run`` the
+        replicas' values are first combined as ``aggregation`` says, which is
+        collective unless it is NONE.
+
+        Raises:
+          InvalidArgumentError: the shape is not the variable's.
+        """
+        return self._update(value, lambda new: new)
+
+    def assign_add(self, delta: Any) -> Variable:
+        """Add ``delta`` and return the variable; see ``assign``."""
+        return self._update(delta, lambda new: self._array + new)
+
+    def assign_sub(self, delta: Any) -> Variable:
+        """Subtract ``delta`` and return the variable; see ``assign``."""
+        return self._update(delta, lambda new: self._array - new)
+
+    def _update(self, value: Any, new_value: Callable[[Any], Any]) -> Variable:
+        array = as_array(value)
+        if tuple(array.shape) != self.shape:
+            raise InvalidArgumentError(
+                f"{self.name}: expected a value of shape {self.shape}, got {tuple(array.shape)}"
+            )
+        array = self._strategy.place(array.astype(self.dtype, copy=False))
+        copy_to(self._array, new_value(self._aggregated(array)))
+        return self
+
+    def _aggregated(self, array: Any) -> Any:
+        frame = current_frame()
+        inside_run = frame is not None and frame.replica_context is not None
+        if not inside_run or self.aggregation is VariableAggregation.NONE:
+            return array
+        communicator = self._strategy.communicator
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return communicator.broadcast(array)
+        return communicator.all_reduce(array, self.aggregation.name)
+
+    def gradient_communicator(self) -> Communicator:
+        """Return the communicator over which this variable's gradients must be summed.
+
+        Raises:
+          ContextError: its strategy has several replicas and this is not inside ``run``.
+        """
+        frame = current_frame()
+        inside = frame is not None and frame.replica_context is not None
+        if self._strategy.num_replicas_in_sync > 1 and not inside:
+            raise ContextError(
+                f"gradients of {self.name} must be applied inside strategy.run, where they are "
+                f"summed over the {self._strategy.num_replicas_in_sync} replicas"
+            )
+        return self._strategy.communicator
+
+    # ------------------------------------------------------ used like an array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = to_numpy(self._array)
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(o, Variable) for o in kwargs.get("out", ())):
+            raise InvalidArgumentError("write a variable with assign, assign_add or assign_sub")
+        plain = [x.value if isinstance(x, Variable) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = map_structure(
+            lambda x: x.value if isinstance(x, Variable) else x, (args, kwargs)
+        )
+        return func(*args, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._array[key]
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __float__(self) -> float:
+        return float(self._array)
+
+    def __int__(self) -> int:
+        return int(self._array)
+
+    def __bool__(self) -> bool:
+        return bool(self._array)
+
+    # A variable is a place, not a value: it is equal by value and so not hashable by it.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __copy__(self) -> Variable:
+        raise ContextError(f"{self.name} cannot be copied: create a new Variable in the scope")
+
+    def __deepcopy__(self, memo: Any) -> Variable:
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        raise ContextError(f"{self.name} cannot be pickled: save its numpy() or use a Checkpoint")

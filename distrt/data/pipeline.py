@@ -1,0 +1,103 @@
+"""The pipeline: what every source and transformation can do (data room, layer 5).
+
+May import: errors, arrays, elements. A dataset is a chain of nodes. What flows
+along it are not elements but *handles*: whatever a node needs to make an
+element later, for a source a row number. Shuffling, taking and repeating then
+move integers, a batch is one gather, and a rank makes only its own rows.
+"""
+
+# The methods that Node declares are documented there, once.
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from distrt.arrays import map_structure
+from distrt.data.elements import stack
+
+__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "Epoch", "Mover", "Node", "rewrite"]
+
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
+
+# Which pass over the data: the number of the iteration, then that of each repetition around.
+Epoch = tuple[int, ...]
+
+
+class Node(abc.ABC):
+    """A source or transformation; immutable, so that pipelines can share it."""
+
+    @abc.abstractmethod
+    def handles(self, epoch: Epoch) -> Iterator[Any]:
+        """Yield the handles of one pass, in order; the same ones for the same epoch."""
+
+    @abc.abstractmethod
+    def fetch(self, handle: Any) -> Any:
+        """Return the element of ``handle``, as arrays that the caller may change."""
+
+    def gather(self, handles: Sequence[Any]) -> Any:
+        """Return the batch of the elements of ``handles``; none give first dimensions of 0."""
+        if not handles:
+            return self._nothing
+        return stack([self.fetch(handle) for handle in handles])
+
+    @cached_property
+    def _nothing(self) -> Any:
+        return map_structure(lambda leaf: leaf[:0], stack([self.example(0)]))
+
+    @abc.abstractmethod
+    def example(self, variant: int) -> Any:
+        """Return an element made from the first rows; what ``variant`` 0 and 1 differ in, varies.
+
+        Both exist for an empty dataset too (zeros). They take the place of
+        TensorFlow's tracing: the spec of a mapped dataset is read off them.
+        """
+
+    @property
+    @abc.abstractmethod
+    def element_spec(self) -> Any:
+        """The structure of ``ArraySpec`` that describes every element."""
+
+    @abc.abstractmethod
+    def cardinality(self) -> int:
+        """Return the number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """Return the pipeline as text; equal on all ranks that run the same program."""
+
+
+class Mover(Node):
+    """A transformation that only moves whole elements: same handles, another order or number."""
+
+    upstream: Node
+
+    def fetch(self, handle: Any) -> Any:
+        return self.upstream.fetch(handle)
+
+    def gather(self, handles: Sequence[Any]) -> Any:
+        return self.upstream.gather(handles)
+
+    def example(self, variant: int) -> Any:
+        return self.upstream.example(variant)
+
+    @property
+    def element_spec(self) -> Any:
+        return self.upstream.element_spec
+
+
+def rewrite(node: Any, rule: Callable[[Any], Node]) -> Node:
+    """Return the pipeline with ``rule`` applied to every node, sources first."""
+    changes = {
+        field.name: rewrite(old, rule)
+        for field in dataclasses.fields(node)
+        if isinstance(old := getattr(node, field.name), Node)
+    }
+    changed = any(getattr(node, name) is not new for name, new in changes.items())
+    # An unchanged node is kept, with the file it has opened and the spec it has found.
+    return rule(dataclasses.replace(node, **changes) if changed else node)

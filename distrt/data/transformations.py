@@ -1,0 +1,265 @@
+"""Transformations: what turns one pipeline into another (data room, layer 5).
+
+May import: errors, elements, pipeline, prefetch. ``Map``, ``Batch`` and
+``Prefetch`` make elements; the others only move handles.
+"""
+
+# The methods that Node declares are documented there, once.
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+
+from distrt.arrays import map_structure
+from distrt.data.elements import ArraySpec, components, spec_of, stack, widened
+from distrt.data.pipeline import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Epoch, Mover, Node
+from distrt.data.prefetch import prefetched
+
+__all__ = ["Batch", "Map", "Prefetch", "Repeat", "Shuffle", "Skip", "Take"]
+
+# Random numbers are drawn in blocks: one call of the generator per pick costs more than the pick.
+_PICKS = 1024
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Map(Node):
+    """``function`` of every element; see ``Dataset.map``."""
+
+    upstream: Node
+    function: Callable[..., Any]
+
+    def handles(self, epoch: Epoch) -> Iterator[Any]:
+        return self.upstream.handles(epoch)
+
+    def fetch(self, handle: Any) -> Any:
+        return self._apply(self.upstream.fetch(handle))
+
+    def _apply(self, element: Any) -> Any:
+        # Plain tuples only: tf.data hands a named tuple over as one argument.
+        arguments = element if type(element) is tuple else (element,)
+        return components(self.function(*arguments))
+
+    def example(self, variant: int) -> Any:
+        return self._apply(self.upstream.example(variant))
+
+    @cached_property
+    def element_spec(self) -> Any:
+        spec = spec_of(self.example(0))
+        try:
+            return widened(spec, spec_of(self.example(1)))
+        except Exception:
+            # The function works for real elements only: nothing is known of its first dimension.
+            return map_structure(
+                lambda leaf: ArraySpec((None, *leaf.shape[1:])[: len(leaf.shape)], leaf.dtype), spec
+            )
+
+    def cardinality(self) -> int:
+        return self.upstream.cardinality()
+
+    def describe(self) -> str:
+        function = self.function
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        return f"{self.upstream.describe()}.map({name})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Batch(Node):
+    """``batch_size`` consecutive elements as one; its handle is the list of their handles."""
+
+    upstream: Node
+    batch_size: int
+    drop_remainder: bool
+
+    def handles(self, epoch: Epoch) -> Iterator[list[Any]]:
+        upstream = self.upstream.handles(epoch)
+        while rows := list(itertools.islice(upstream, self.batch_size)):
+            if self.drop_remainder and len(rows) < self.batch_size:
+                return
+            yield rows
+
+    def fetch(self, handle: Sequence[Any]) -> Any:
+        return self.upstream.gather(handle)
+
+    def example(self, variant: int) -> Any:
+        rows = self.batch_size
+        if not self.drop_remainder:
+            available = self.upstream.cardinality()
+            rows = min(rows, available) if available > 0 else rows
+            if variant:
+                rows = rows - 1 or 2
+        return stack([self.upstream.example(variant)] * rows)
+
+    @cached_property
+    def element_spec(self) -> Any:
+        rows = self.batch_size if self.drop_remainder else None
+        return map_structure(
+            lambda leaf: ArraySpec((rows, *leaf.shape), leaf.dtype), self.upstream.element_spec
+        )
+
+    def cardinality(self) -> int:
+        elements = self.upstream.cardinality()
+        if elements < 0:
+            return elements
+        return (elements if self.drop_remainder else elements + self.batch_size - 1) // (
+            self.batch_size
+        )
+
+    def describe(self) -> str:
+        return f"{self.upstream.describe()}.batch({self.batch_size}, {self.drop_remainder})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Prefetch(Node):
+    """Elements made ahead in a thread; its handle is the element itself."""
+
+    upstream: Node
+    buffer_size: int
+
+    def handles(self, epoch: Epoch) -> Iterator[Any]:
+        upstream = self.upstream
+        made = (upstream.fetch(handle) for handle in upstream.handles(epoch))
+        return prefetched(made, self.buffer_size)
+
+    def fetch(self, handle: Any) -> Any:
+        return handle
+
+    def example(self, variant: int) -> Any:
+        return self.upstream.example(variant)
+
+    @property
+    def element_spec(self) -> Any:
+        return self.upstream.element_spec
+
+    def cardinality(self) -> int:
+        return self.upstream.cardinality()
+
+    def describe(self) -> str:
+        return f"{self.upstream.describe()}.prefetch({self.buffer_size})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Shuffle(Mover):
+    """Each element picked uniformly from a buffer that is refilled in order, as in tf.data.
+
+    Attributes:
+      seed: of the generator, with the epoch where ``reshuffle``.
+      drawn: True where nobody gave a seed, so the ranks must take rank 0's.
+    """
+
+    upstream: Node
+    buffer_size: int
+    seed: int
+    drawn: bool
+    reshuffle: bool
+
+    def handles(self, epoch: Epoch) -> Iterator[Any]:
+        entropy = (self.seed % 2**64, *(epoch if self.reshuffle else ()))
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        upstream = self.upstream.handles(epoch)
+        buffer = list(itertools.islice(upstream, self.buffer_size))
+        for handle, pick in zip(upstream, _picks(generator, len(buffer)), strict=False):
+            yield buffer[pick]
+            buffer[pick] = handle
+        # Uniform picks from a buffer that is not refilled are a permutation of it.
+        for pick in generator.permutation(len(buffer)).tolist():
+            yield buffer[pick]
+
+    def cardinality(self) -> int:
+        return self.upstream.cardinality()
+
+    def describe(self) -> str:
+        seed = None if self.drawn else self.seed
+        return (
+            f"{self.upstream.describe()}.shuffle({self.buffer_size}, seed={seed}, "
+            f"reshuffle_each_iteration={self.reshuffle})"
+        )
+
+
+def _picks(generator: np.random.Generator, bound: int) -> Iterator[int]:
+    while True:
+        yield from generator.integers(bound, size=_PICKS).tolist()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Repeat(Mover):
+    """``count`` passes, each with an epoch of its own; without end where ``count`` is negative."""
+
+    upstream: Node
+    count: int
+
+    def handles(self, epoch: Epoch) -> Iterator[Any]:
+        for repetition in itertools.count() if self.count < 0 else range(self.count):
+            empty = True
+            for handle in self.upstream.handles((*epoch, repetition)):
+                empty = False
+                yield handle
+            if empty:
+                return
+
+    def cardinality(self) -> int:
+        elements = self.upstream.cardinality()
+        if elements == 0 or self.count == 0:
+            return 0
+        if self.count < 0:
+            return INFINITE_CARDINALITY
+        return elements * self.count if elements > 0 else elements
+
+    def describe(self) -> str:
+        return f"{self.upstream.describe()}.repeat({self.count})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Take(Mover):
+    """The first ``count`` elements; all where ``count`` is negative."""
+
+    upstream: Node
+    count: int
+
+    def handles(self, epoch: Epoch) -> Iterator[Any]:
+        upstream = self.upstream.handles(epoch)
+        return upstream if self.count < 0 else itertools.islice(upstream, self.count)
+
+    def cardinality(self) -> int:
+        elements = self.upstream.cardinality()
+        if self.count < 0 or elements == UNKNOWN_CARDINALITY:
+            return elements
+        return self.count if elements == INFINITE_CARDINALITY else min(self.count, elements)
+
+    def describe(self) -> str:
+        return f"{self.upstream.describe()}.take({self.count})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Skip(Mover):
+    """All but the first ``count`` elements; none where ``count`` is negative."""
+
+    upstream: Node
+    count: int
+
+    def handles(self, epoch: Epoch) -> Iterator[Any]:
+        if self.count < 0:
+            return iter(())
+        return itertools.islice(self.upstream.handles(epoch), self.count, None)
+
+    def cardinality(self) -> int:
+        elements = self.upstream.cardinality()
+        if self.count < 0:
+            return 0
+        return elements if elements < 0 else max(elements - self.count, 0)
+
+    def describe(self) -> str:
+        return f"{self.upstream.describe()}.skip({self.count})"

@@ -1,0 +1,230 @@
+"""Optimizers with Keras's numerics (layer 5).
+
+May import: train.bucket, communicator, kernels, arrays, errors. The updates are
+kernels (csrc/include/distrt/update.h). An optimizer knows no strategy: a
+variable tells it over which communicator its gradients must be summed.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from distrt.arrays import as_array, copy_to
+from distrt.communicator import Communicator
+from distrt.errors import InvalidArgumentError
+from distrt.kernels import kernels_for
+from distrt.train.bucket import DEFAULT_BUCKET_BYTES, Buckets
+
+__all__ = ["SGD", "Adam", "Optimizer", "Trainable"]
+
+
+class Trainable(Protocol):
+    """What an optimizer needs of a variable."""
+
+    name: str
+
+    @property
+    def value(self) -> Any:
+        """The array that is updated in place, C-contiguous."""
+
+    def gradient_communicator(self) -> Communicator:
+        """The communicator over which gradients are summed."""
+
+
+class Optimizer(abc.ABC):
+    """Base of the optimizers. Source: tf.keras.optimizers.Optimizer (Keras 3).
+
+    Attributes:
+      learning_rate: may be changed between steps.
+      iterations: steps taken.
+    """
+
+    slot_names: tuple[str, ...]
+
+    def __init__(self, learning_rate: float, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
+        self.learning_rate, self.iterations = float(learning_rate), 0
+        self._bucket_bytes = bucket_bytes
+        self._slots: dict[str, dict[str, Any]] = {}
+        self._owners: dict[str, Trainable] = {}
+        self._buckets: dict[tuple[str, ...], Buckets] = {}
+
+    @final
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Trainable]]) -> None:
+        """Update the variables. Inside ``strategy.run`` all ranks must call.
+
+        The gradients are first *summed* over the replicas, fused into buckets, as
+        tf.distribute does: scale the loss by the global batch size, not the local
+        one. A variable whose gradient is None is left alone, and must have none on
+        any rank.
+
+        Args:
+          grads_and_vars: pairs, usually ``zip(grads, variables)``; each gradient has
+            the shape of its variable.
+
+        Raises:
+          InvalidArgumentError: a gradient has another shape than its variable, two
+            variables share a name, or there is no gradient at all.
+          CollectiveMismatchError: on every rank, where ranks pass gradients of
+            different variables, shapes or dtypes.
+          ContextError: variables of several replicas, outside ``run``.
+        """
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        if not pairs:
+            raise InvalidArgumentError(
+                "apply_gradients: no gradient for any variable; expected (gradient, variable) pairs"
+            )
+        gradients = [self._checked(g, v) for g, v in pairs]
+        variables = [v for _, v in pairs]
+        self.build(variables)
+        names = tuple(v.name for v in variables)
+        buckets = self._buckets.get(names)
+        if buckets is None:
+            arrays = [v.value for v in variables]
+            buckets = self._buckets[names] = Buckets(arrays, names, self._bucket_bytes)
+        buckets.fill(gradients)
+        buckets.all_reduce(variables[0].gradient_communicator())
+        self.iterations += 1
+        for variable, gradient in zip(variables, buckets.views, strict=True):
+            self._update(variable.value.reshape(-1), gradient, self._slots[variable.name])
+
+    @staticmethod
+    def _checked(gradient: Any, variable: Trainable) -> Any:
+        array = as_array(gradient)
+        if array.shape != variable.value.shape:
+            raise InvalidArgumentError(
+                f"gradient of {variable.name}: expected shape {variable.value.shape}, got {array.shape}"
+            )
+        return array
+
+    @final
+    def build(self, variables: Sequence[Trainable]) -> None:
+        """Make the slots (momenta) of ``variables``, zero; those that have some keep them."""
+        for variable in variables:
+            owner = self._owners.setdefault(variable.name, variable)
+            if owner is not variable:
+                raise InvalidArgumentError(
+                    f"two variables are called {variable.name!r}: give each its own name"
+                )
+            if variable.name not in self._slots:
+                flat = variable.value.reshape(-1)
+                self._slots[variable.name] = {
+                    slot: _zeros_like(flat) for slot in self.slot_names
+                }
+
+    @final
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: name -> array."""
+        slots = {
+            f"{name}/{slot}": array
+            for name, by_slot in self._slots.items()
+            for slot, array in by_slot.items()
+        }
+        return {"iterations": np.int64(self.iterations), **slots}
+
+    @final
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned; the variables must have been built."""
+        own = self.state()
+        if own.keys() != state.keys():
+            raise InvalidArgumentError(
+                f"optimizer state: expected {sorted(own)}, got {sorted(state)}; "
+                "build() the optimizer with the same variables first"
+            )
+        self.iterations = int(state["iterations"])
+        for key, array in own.items():
+            if key != "iterations":
+                copy_to(array, state[key])
+
+    @abc.abstractmethod
+    def _update(self, param: Any, gradient: Any, slots: dict[str, Any]) -> None:
+        """Update flat ``param`` in place with the summed flat ``gradient``."""
+
+
+def _zeros_like(flat: Any) -> Any:
+    zeros = kernels_for(flat).empty(flat.size, flat.dtype)
+    zeros[...] = 0
+    return zeros
+
+
+@final
+class SGD(Optimizer):
+    """Gradient descent, with momentum and Nesterov's look-ahead. Source: keras.optimizers.SGD.
+
+    Args:
+      learning_rate: step size.
+      momentum: 0 for none.
+      nesterov: apply the momentum of the next step.
+      bucket_bytes: gradients are fused into buckets of at most this size.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        *,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    ) -> None:
+        if not 0.0 <= momentum <= 1.0:
+            raise InvalidArgumentError(f"momentum={momentum!r}: expected a number from 0 to 1")
+        super().__init__(learning_rate, bucket_bytes=bucket_bytes)
+        self.momentum, self.nesterov = float(momentum), bool(nesterov)
+        self.slot_names = ("momentum",) if momentum else ()
+
+    def _update(self, param: Any, gradient: Any, slots: dict[str, Any]) -> None:
+        kernels_for(param).sgd(
+            param,
+            gradient,
+            slots.get("momentum"),
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+        )
+
+
+@final
+class Adam(Optimizer):
+    """Adam. Source: Kingma and Ba, 2014; keras.optimizers.Adam.
+
+    Args:
+      learning_rate: step size.
+      beta_1, beta_2: decay of the first and second moment.
+      epsilon: added to the root of the second moment (Keras's "epsilon hat").
+      bucket_bytes: gradients are fused into buckets of at most this size.
+    """
+
+    slot_names = ("momentum", "velocity")
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        *,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    ) -> None:
+        for name, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
+            if not 0.0 <= beta < 1.0:
+                raise InvalidArgumentError(f"{name}={beta!r}: expected a number from 0 to below 1")
+        super().__init__(learning_rate, bucket_bytes=bucket_bytes)
+        self.beta_1, self.beta_2, self.epsilon = float(beta_1), float(beta_2), float(epsilon)
+
+    def _update(self, param: Any, gradient: Any, slots: dict[str, Any]) -> None:
+        step = self.iterations
+        correction = math.sqrt(1.0 - self.beta_2**step) / (1.0 - self.beta_1**step)
+        kernels_for(param).adam(
+            param,
+            gradient,
+            slots["momentum"],
+            slots["velocity"],
+            alpha=self.learning_rate * correction,
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            epsilon=self.epsilon,
+        )

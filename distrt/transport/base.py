@@ -1,0 +1,167 @@
+"""What every transport offers: non-blocking bytes between ranks (layer 2).
+
+May import: errors. An algorithm posts sends and receives and polls them; the
+only place that waits is ``Transport.drive``, which therefore is the only place
+that must watch the clock, the signals and the peers.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from distrt.errors import CollectiveTimeoutError
+
+__all__ = ["Bytes", "Request", "Tag", "Transport"]
+
+Bytes = npt.NDArray[np.uint8]
+
+# Polls before a waiter sleeps between polls. A yield in between keeps the ranks
+# of an oversubscribed host alive; the sleep keeps a long wait cheap.
+_EAGER_POLLS = 4000
+_NAP_SECONDS = 100e-6
+_LOOK_SECONDS = 0.1
+
+
+class Tag:
+    """Message tags: one for each kind of traffic, so that kinds never mix."""
+
+    RING = 1
+    FINGERPRINT = 2
+    OBJECT = 3
+
+
+class Request(abc.ABC):
+    """A send or a receive under way."""
+
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether it is complete; never blocks. The buffer is free from then on."""
+
+
+class Transport(abc.ABC):
+    """Ordered, reliable messages between ``size`` ranks.
+
+    Messages of one (source, tag) arrive in the order in which they were sent.
+    A receive must be posted with exactly the size of its message.
+
+    Attributes:
+      rank, size: this rank and the number of ranks.
+      name: what it is, for people ("loopback", the MPI library's name).
+      timeout_seconds: how long a wait may go on without an answer.
+      max_message_bytes: pickled objects longer than this travel in pieces.
+    """
+
+    rank: int
+    size: int
+    name: str
+    timeout_seconds: float = 1800.0
+    max_message_bytes: int = 1 << 30
+
+    @abc.abstractmethod
+    def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
+        """Start to send ``buffer`` (uint8, 1-D, contiguous); it must live until done."""
+
+    @abc.abstractmethod
+    def irecv(self, buffer: Bytes, source: int, tag: int) -> Request:
+        """Start to receive exactly ``buffer.size`` bytes into ``buffer``."""
+
+    @abc.abstractmethod
+    def check_peers(self, what: str) -> None:
+        """Raise PeerError where a rank is known never to answer; ``what`` is the waiting call."""
+
+    @final
+    def drive(self, step: Callable[[], bool], what: str) -> None:
+        """Call ``step`` until it returns True.
+
+        Comes back to Python between polls, so Ctrl-C works, and looks for lost
+        peers and the deadline every 100 ms.
+
+        Raises:
+          PeerError: a peer has left, or failed.
+          CollectiveTimeoutError: ``timeout_seconds`` passed without completion.
+        """
+        polls = 0
+        started = looked = 0.0
+        while not step():
+            polls += 1
+            if polls < _EAGER_POLLS:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP_SECONDS)
+            if polls % 256:
+                continue
+            now = time.monotonic()
+            started = started or now
+            if now - looked >= _LOOK_SECONDS:
+                looked = now
+                self.check_peers(what)
+                if now - started > self.timeout_seconds:
+                    raise CollectiveTimeoutError(
+                        f"rank {self.rank} of {self.size} waited {self.timeout_seconds:g} s in {what} "
+                        "without an answer: some rank is stuck, or did not make this call. "
+                        "Raise DISTRT_TIMEOUT (seconds) if a rank may be this slow"
+                    )
+
+    @final
+    def wait(self, requests: Sequence[Request], what: str) -> None:
+        """Wait until all ``requests`` are done."""
+        pending = list(requests)
+
+        def step() -> bool:
+            pending[:] = [request for request in pending if not request.done()]
+            return not pending
+
+        self.drive(step, what)
+
+    @final
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return every rank's picklable ``value``, in rank order. All ranks must call.
+
+        For small things at start-up: rank 0 collects and sends the list to all.
+        """
+        what = "all_gather_object"
+        if self.rank != 0:
+            self._send_object(value, 0, what)
+            gathered: list[Any] = self._receive_object(0, what)
+            return gathered
+        values = [value, *(self._receive_object(r, what) for r in range(1, self.size))]
+        for r in range(1, self.size):
+            self._send_object(values, r, what)
+        return values
+
+    @final
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return ``root``'s picklable ``value`` on every rank. All ranks must call."""
+        what = "broadcast_object"
+        if self.rank != root:
+            return self._receive_object(root, what)
+        for r in range(self.size):
+            if r != root:
+                self._send_object(value, r, what)
+        return value
+
+    def _send_object(self, value: Any, dest: int, what: str) -> None:
+        payload = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+        length = np.array([payload.size], np.int64).view(np.uint8)
+        pieces = [length, *self._pieces(payload)]
+        self.wait([self.isend(piece, dest, Tag.OBJECT) for piece in pieces], what)
+
+    def _receive_object(self, source: int, what: str) -> Any:
+        length = np.empty(1, np.int64)
+        self.wait([self.irecv(length.view(np.uint8), source, Tag.OBJECT)], what)
+        payload = np.empty(int(length[0]), np.uint8)
+        pieces = self._pieces(payload)
+        self.wait([self.irecv(piece, source, Tag.OBJECT) for piece in pieces], what)
+        return pickle.loads(payload.data)
+
+    def _pieces(self, payload: Bytes) -> list[Bytes]:
+        limit = self.max_message_bytes
+        return [payload[i : i + limit] for i in range(0, payload.size, limit)]

@@ -1,0 +1,98 @@
+"""The bytes over MPI (layer 2). May import: errors, transport.base, mpi4py.
+
+MPI only ever moves bytes here; every reduction is ours. That makes half types,
+bfloat16, NaN and the order of the folds the same under every MPI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, final
+
+from distrt.errors import PeerError
+from distrt.transport.base import Bytes, Request, Transport
+
+__all__ = ["MpiTransport", "library_version", "start"]
+
+
+def _mpi(initialize: bool) -> Any:
+    # The exit hooks finalize MPI themselves, after they have seen the exit code;
+    # mpi4py reads its rc only at import, so a program that imported MPI first keeps
+    # mpi4py's own ways.
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    if initialize and not MPI.Is_initialized():
+        MPI.Init_thread()
+    return MPI
+
+
+def library_version() -> str:
+    """Return the MPI library's description without starting MPI.
+
+    Raises:
+      ImportError or RuntimeError: there is no usable MPI library.
+    """
+    return str(_mpi(initialize=False).Get_library_version())
+
+
+def _short_name(version: str) -> str:
+    # "MPICH Version:      5.0.2\nMPICH Release date: ..." becomes "MPICH 5.0.2".
+    found = re.match(r"\s*(.*?MPI[A-Z]*)\D*([0-9][0-9.]*)", version)
+    return " ".join(found.groups()) if found else version.split("\n")[0]
+
+
+def start() -> Any:
+    """Start MPI (once) and return a duplicate of COMM_WORLD that is distrt's own. Collective."""
+    comm = _mpi(initialize=True).COMM_WORLD.Dup()
+    comm.Set_name("distrt")
+    return comm
+
+
+@final
+class _MpiRequest(Request):
+    __slots__ = ("_buffer", "_request")
+
+    def __init__(self, request: Any, buffer: Bytes) -> None:
+        self._request, self._buffer = request, buffer
+
+    def done(self) -> bool:
+        return bool(self._request.Test())
+
+
+@final
+class MpiTransport(Transport):
+    """Messages of an mpi4py communicator.
+
+    Args:
+      comm: the communicator; nothing else may use it.
+      departed: tells which rank has left the program, or None; asked every 100 ms of a wait.
+    """
+
+    def __init__(self, comm: Any, departed: Callable[[], int | None] = lambda: None) -> None:
+        MPI = _mpi(initialize=True)
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.name = _short_name(MPI.Get_library_version())
+        self._comm, self._byte, self._departed = comm, MPI.BYTE, departed
+
+    def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
+        """See ``Transport.isend``."""
+        return _MpiRequest(self._comm.Isend((buffer, self._byte), dest, tag), buffer)
+
+    def irecv(self, buffer: Bytes, source: int, tag: int) -> Request:
+        """See ``Transport.irecv``."""
+        return _MpiRequest(self._comm.Irecv((buffer, self._byte), source, tag), buffer)
+
+    def check_peers(self, what: str) -> None:
+        """See ``Transport.check_peers``."""
+        gone = self._departed()
+        if gone is not None:
+            raise PeerError(
+                f"rank {gone} has left: its program ended while rank {self.rank} waits in {what}. "
+                "Every rank must make the same collective calls; look for an early exit or a "
+                "loop that is shorter on that rank"
+            )
