@@ -33,7 +33,7 @@ constexpr int max_rounds = 32;       // 2^32 ranks
 constexpr useconds_t poll_us = 200;  // late ranks need the core more than this one
 
 struct Exits {
-    bool armed = false;
+    bool armed = false;  // not yet exiting
     bool left = false;  // the leave barrier is complete
     pid_t pid = 0;      // forked children inherit the hook, but are no rank
     AbortFn abort = nullptr;
@@ -50,9 +50,14 @@ struct Exits {
 
 Exits exits;
 
-bool active() {
+// Tells, once, whether MPI is this hook's to end. MPI_Abort calls exit() itself,
+// in the rank that calls it and, in MPICH, inside whatever MPI call the other
+// ranks are in; exit() must not lead back into MPI there.
+bool take_over() {
     int finalized = 1;
-    return exits.armed && exits.pid == getpid() && exits.finalized(&finalized) == 0 && !finalized;
+    bool ours = exits.armed && exits.pid == getpid() && exits.finalized(&finalized) == 0 && !finalized;
+    exits.armed = false;
+    return ours;
 }
 
 bool complete(Handle *request) {
@@ -82,9 +87,9 @@ bool leave() {
 }
 
 void on_status(int status, void *) {
-    if (!active()) return;
+    // A living interpreter: not Python's own exit, but exit() inside some library.
+    if (Py_IsInitialized() || !take_over()) return;
     int code = status & 0xff;  // what a shell would see
-    exits.armed = false;       // MPI_Abort may call exit() again
     if (exits.rounds > 0) {
         if (code == 0 && !leave()) code = 1;
         if (code != 0) exits.abort(exits.comm, code);
@@ -95,7 +100,9 @@ void on_status(int status, void *) {
 // Where mpi4py itself finalizes MPI (Py_AtExit, last in first out), this runs
 // just before it: too early to know the status, but in time to tell the peers.
 void before_mpi4py() {
-    if (active() && exits.rounds > 0) leave();
+    if (exits.rounds == 0 || !take_over()) return;
+    leave();
+    exits.armed = true;
 }
 
 Handle handle_of(PyObject *value) { return static_cast<Handle>(PyLong_AsUnsignedLongLongMask(value)); }
@@ -155,12 +162,20 @@ PyObject *arm(PyObject *, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+PyObject *abort_job(PyObject *, PyObject *code) {
+    long value = PyLong_AsLong(code);
+    if (PyErr_Occurred()) return nullptr;
+    if (take_over()) exits.abort(exits.comm, static_cast<int>(value));
+    Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"arm", arm, METH_VARARGS,
      "arm(functions, comm, sends, receives, mpi4py_finalizes)\n--\n\n"
      "Register the exit hook, once. functions: addresses of MPI_Abort, MPI_Finalize,\n"
      "MPI_Finalized, MPI_Start, MPI_Test and MPI_Request_free; comm, sends, receives:\n"
      "values of MPI handles, one persistent send and receive a round."},
+    {"abort", abort_job, METH_O, "abort(code)\n--\n\nEnd the job with MPI_Abort(code)."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, final
 from distrt.arrays import map_structure
 from distrt.data.dataset import Dataset, checked_length, elements_of
 from distrt.data.elements import spec_text
-from distrt.data.pipeline import Node, rewrite
+from distrt.data.pipeline import Node, nodes_of, rewrite
 from distrt.data.sharder import Share, check_batched, shard
 from distrt.data.transformations import Shuffle
 from distrt.errors import DistrtError, DTypeError, InvalidArgumentError, NotFoundError
@@ -215,19 +215,12 @@ def _inspect(dataset: Any, size: int) -> _Offer:
         raise DTypeError(f"expected a distrt.data.Dataset, got {type(dataset).__name__}")
     node = dataset._node
     check_batched(node, size)
-    seeds: list[int] = []
-
-    def draw(old: Node) -> Node:
-        if isinstance(old, Shuffle) and old.drawn:
-            seeds.append(secrets.randbits(63))
-        return old
-
-    rewrite(node, draw)
+    unseeded = [old for old in nodes_of(node) if isinstance(old, Shuffle) and old.drawn]
     return _Offer(
         pipeline=node.describe(),
         elements=spec_text(node.element_spec),
         cardinality=node.cardinality(),
-        seeds=tuple(seeds),
+        seeds=tuple(secrets.randbits(63) for _ in unseeded),
     )
 
 

@@ -20,7 +20,15 @@ from typing import Any
 from distrt.arrays import map_structure
 from distrt.data.elements import stack
 
-__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "Epoch", "Mover", "Node", "rewrite"]
+__all__ = [
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "Epoch",
+    "Mover",
+    "Node",
+    "nodes_of",
+    "rewrite",
+]
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -91,13 +99,21 @@ class Mover(Node):
         return self.upstream.element_spec
 
 
+def _upstreams(node: Any) -> dict[str, Node]:
+    found = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+    return {name: value for name, value in found.items() if isinstance(value, Node)}
+
+
+def nodes_of(node: Node) -> Iterator[Node]:
+    """Yield every node of the pipeline, sources first."""
+    for upstream in _upstreams(node).values():
+        yield from nodes_of(upstream)
+    yield node
+
+
 def rewrite(node: Any, rule: Callable[[Any], Node]) -> Node:
-    """Return the pipeline with ``rule`` applied to every node, sources first."""
-    changes = {
-        field.name: rewrite(old, rule)
-        for field in dataclasses.fields(node)
-        if isinstance(old := getattr(node, field.name), Node)
-    }
-    changed = any(getattr(node, name) is not new for name, new in changes.items())
+    """Return the pipeline with ``rule`` applied to every node, in the order of ``nodes_of``."""
+    old = _upstreams(node)
+    new = {name: rewrite(upstream, rule) for name, upstream in old.items()}
     # An unchanged node is kept, with the file it has opened and the spec it has found.
-    return rule(dataclasses.replace(node, **changes) if changed else node)
+    return rule(node if new == old else dataclasses.replace(node, **new))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 
 from distrt.arrays import flatten, map_structure
 from distrt.data.elements import ArraySpec, leaf_names
-from distrt.data.pipeline import Epoch, Mover, Node, rewrite
+from distrt.data.pipeline import Epoch, Mover, Node, nodes_of, rewrite
 from distrt.data.sources import Tensors
 from distrt.data.transformations import Batch, Prefetch
 from distrt.errors import InvalidArgumentError
@@ -82,7 +82,7 @@ class _Part(Node):
         return self.upstream.cardinality()
 
     def describe(self) -> str:
-        return f"{self.upstream.describe()} on rank {self.share.rank} of {self.share.size}"
+        return f"{self.upstream.describe()}.part({self.share.rank} of {self.share.size})"
 
 
 @final
@@ -116,7 +116,11 @@ def shard(node: Node, share: Share) -> Node:
     """
     if share.size == 1:
         return node
-    return _pushed_down(node, share) or Cut(node, share)
+    own = _pushed_down(node, share)
+    if own is None:
+        return Cut(node, share)
+    lifted = _prefetches(own) < _prefetches(node) and not isinstance(own, Prefetch)
+    return Prefetch(own, buffer_size=2) if lifted else own
 
 
 def _pushed_down(node: Node, share: Share) -> Node | None:
@@ -127,11 +131,14 @@ def _pushed_down(node: Node, share: Share) -> Node | None:
         return upstream and dataclasses.replace(changed, upstream=upstream)
     if not isinstance(node, Batch):
         return None
-    # A prefetch below the batch would make the rows of all ranks: it moves above the cut.
+    # A prefetch below the batch would make the rows of all ranks: it is lifted to the end.
     lean = rewrite(node, lambda old: old.upstream if isinstance(old, Prefetch) else old)
     assert isinstance(lean, Batch)
-    own = OwnRows(lean, share)
-    return own if lean is node else Prefetch(own, buffer_size=2)
+    return OwnRows(lean, share)
+
+
+def _prefetches(node: Node) -> int:
+    return sum(isinstance(old, Prefetch) for old in nodes_of(node))
 
 
 def check_batched(node: Node, size: int) -> None:
@@ -146,15 +153,7 @@ def check_batched(node: Node, size: int) -> None:
     if size == 1:
         return
     advice = "end the dataset with .batch(global_batch_size)"
-    batched = False
-
-    def look(old: Node) -> Node:
-        nonlocal batched
-        batched = batched or isinstance(old, Batch | Tensors)
-        return old
-
-    rewrite(node, look)
-    if not batched:
+    if not any(isinstance(old, Batch | Tensors) for old in nodes_of(node)):
         raise InvalidArgumentError(
             f"the dataset is not batched, so its elements cannot be split over {size} ranks: "
             f"{advice}; got {node.describe()}"

@@ -110,7 +110,7 @@ class _Leaving:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()
-            self.comm.Abort(code)
+            _exits.abort(code)
 
 
 _leaving: _Leaving | None = None

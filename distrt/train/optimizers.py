@@ -39,6 +39,8 @@ class Trainable(Protocol):
 class Optimizer(abc.ABC):
     """Base of the optimizers. Source: tf.keras.optimizers.Optimizer (Keras 3).
 
+    Hyperparameters keep Python's precision, where Keras rounds them to float32.
+
     Attributes:
       learning_rate: may be changed between steps.
       iterations: steps taken.
@@ -216,8 +218,12 @@ class Adam(Optimizer):
         self.beta_1, self.beta_2, self.epsilon = float(beta_1), float(beta_2), float(epsilon)
 
     def _update(self, param: Any, gradient: Any, slots: dict[str, Any]) -> None:
-        step = self.iterations
-        correction = math.sqrt(1.0 - self.beta_2**step) / (1.0 - self.beta_1**step)
+        # Keras raises float32-rounded betas to the power of the step, and nothing
+        # else in the update is rounded so; following it keeps the trajectories equal.
+        power_1, power_2 = (
+            float(np.float32(beta)) ** self.iterations for beta in (self.beta_1, self.beta_2)
+        )
+        correction = math.sqrt(1.0 - power_2) / (1.0 - power_1)
         kernels_for(param).adam(
             param,
             gradient,

@@ -1,0 +1,34 @@
+"""The verbs over real ranks: the bodies of ``bodies.py`` under mpirun -n 1, 2, 3, 4."""
+
+import numpy as np
+import pytest
+
+import distrt
+from distrt.communicator import Communicator, Settings
+
+from .bodies import BODIES
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
+def test_verbs(body):
+    # Small segments, so that small arrays have several of them.
+    body(Communicator(distrt.world().communicator.transport, Settings(segment_bytes=64)))
+
+
+@pytest.mark.parametrize("nbytes", [4_000, 8_000, 16_000, 65_536, 10**6, 2 * 10**7])
+def test_sizes_around_the_eager_limits(nbytes):
+    # A blocking send before the receive would hang from 8 or 16 kB on.
+    comm = distrt.world().communicator
+    result = comm.all_reduce(np.full(nbytes // 4, comm.rank + 1, np.int32))
+    assert (result == comm.size * (comm.size + 1) // 2).all()
+
+
+def test_world_knows_this_process():
+    world = distrt.world()
+    assert world is distrt.world()
+    assert world.communicator.size == world.topology.size
+    assert world.communicator.rank == world.topology.rank
+    assert world.topology.nodes == 1 and world.topology.local_size == world.topology.size
+    assert world.library.split()[-1][0].isdigit()
