@@ -165,7 +165,9 @@ def array_namespace(*values: Any) -> Any:
       TypeError: the values mix namespaces, or none of them is an array.
     """
     arrays = [v if is_array(v) else getattr(v, "value", v) for v in values]
-    return array_api_compat.array_namespace(*(np.asarray(a) if isinstance(a, np.generic) else a for a in arrays))
+    return array_api_compat.array_namespace(
+        *(np.asarray(a) if isinstance(a, np.generic) else a for a in arrays)
+    )
 
 
 def as_array(value: Any) -> Any:
@@ -195,7 +197,9 @@ def as_array(value: Any) -> Any:
         elif array.dtype == np.complex128:
             array = array.astype(np.complex64)
     if array.dtype.kind in "OUSmM":
-        raise DTypeError(f"expected an array or a number, got {type(value).__name__} ({value!r:.80})")
+        raise DTypeError(
+            f"expected an array or a number, got {type(value).__name__} ({value!r:.80})"
+        )
     return array
 
 
@@ -208,7 +212,8 @@ def _holds_arrays(value: Any) -> bool:
 def to_numpy(value: Any) -> np.ndarray:
     """Return ``value`` as a NumPy array; a CuPy array is copied to the host."""
     array = as_array(value)
-    return array.get() if is_cupy(array) else array
+    host: np.ndarray = array.get() if is_cupy(array) else array
+    return host
 
 
 def copy_to(target: Any, source: Any) -> None:

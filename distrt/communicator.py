@@ -1,6 +1,6 @@
 """The communicator: the verbs (layer 4).
 
-May import: collectives, health, kernels, transport, cluster, arrays, reduce_op,
+May import: arguments, collectives, health, kernels, transport, arrays, reduce_op,
 errors. A verb checks its arguments once, agrees with the other ranks that they
 are making the same call, picks an algorithm and runs it. Nothing below it
 raises for bad input; nothing above it sends a byte.
@@ -8,27 +8,18 @@ raises for bad input; nothing above it sends a byte.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
-from distrt.arrays import (
-    DTYPES,
-    DType,
-    Tree,
-    array_namespace,
-    as_array,
-    copy_to,
-    dtype_of,
-    flatten,
-    is_array,
-    mean_dtype,
-)
+from distrt.arguments import Leaf, describe, front_of, leaf_of, outs_of
+from distrt.arrays import DType, Tree, array_namespace, copy_to, dtype_of, flatten
 from distrt.collectives import schedule
 from distrt.collectives.ring import Ring, Slots
-from distrt.errors import DistrtError, DTypeError, InvalidArgumentError
+from distrt.errors import DistrtError, InvalidArgumentError
 from distrt.health.fingerprint import Fingerprints
 from distrt.kernels import kernels_for
 from distrt.reduce_op import ReduceOp
@@ -37,7 +28,6 @@ from distrt.transport.base import Transport
 __all__ = ["Communicator", "Settings"]
 
 _T = TypeVar("_T")
-_BYTES = DTYPES["u8"]
 
 
 class Settings(NamedTuple):
@@ -71,41 +61,6 @@ def _positive(name: str, kind: Callable[[str], _T], default: _T) -> _T:
     except ValueError:
         pass
     raise InvalidArgumentError(f"{name}={text!r}: expected a positive {kind.__name__}")
-
-
-class _Leaf(NamedTuple):
-    """One array of a call, checked and made flat.
-
-    ``flat`` is 1-D, contiguous and of the kernel dtype of ``row``; ``shape`` and
-    ``dtype`` are those of the array that the user sees.
-    """
-
-    flat: Any
-    row: DType
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def text(self) -> str:
-        return f"{self.dtype.name}{list(self.shape)}"
-
-
-def _flat(array: Any, row: DType) -> Any:
-    contiguous = array_namespace(array).ascontiguousarray(array)
-    return contiguous.reshape(-1).view(row.numpy)
-
-
-def _leaf(value: Any, op: ReduceOp | None) -> _Leaf:
-    """Check one value; with an op its elements are numbers to fold, else bytes to move."""
-    array = as_array(value)
-    dtype = dtype_of(array, op)
-    if op is None:
-        return _Leaf(_flat(array, _BYTES), _BYTES, array.shape, dtype.numpy)
-    if op.divides and mean_dtype(dtype) != dtype.numpy:
-        array = array.astype(mean_dtype(dtype))
-        dtype = dtype_of(array)
-    row = DTYPES[dtype.kernel]
-    return _Leaf(_flat(array, row), row, array.shape, dtype.numpy)
 
 
 @final
@@ -157,17 +112,17 @@ class Communicator:
         Source: MPI_Allreduce, tf.distribute.ReplicaContext.all_reduce.
         """
 
-        def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[_Leaf], list[Any]]]:
+        def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[Leaf], list[Any]]]:
             parsed = ReduceOp.parse(op)
             tree = flatten(value)
-            leaves = [_leaf(v, parsed) for v in tree.leaves]
-            outs = self._outs(out, tree, leaves)
-            return f"op={parsed.value} {_describe(tree, leaves)}", (parsed, tree, leaves, outs)
+            leaves = [leaf_of(v, parsed) for v in tree.leaves]
+            outs = outs_of(out, tree, leaves)
+            return f"op={parsed.value} {describe(tree, leaves)}", (parsed, tree, leaves, outs)
 
         parsed, tree, leaves, outs = self._agree("all_reduce", prepare)
         divisor = float(self.size) if parsed.divides else 1.0
 
-        def run(leaf: _Leaf, target: Any) -> None:
+        def run(leaf: Leaf, target: Any) -> None:
             self._ring(
                 schedule.all_reduce(self.size, self.rank),
                 schedule.chunks(leaf.flat.size, self.size),
@@ -178,7 +133,9 @@ class Communicator:
                 divisor=divisor,
             )
 
-        return tree.rebuild([self._into(o, leaf, run) for o, leaf in zip(outs, leaves, strict=True)])
+        return tree.rebuild(
+            [self._into(o, leaf, run) for o, leaf in zip(outs, leaves, strict=True)]
+        )
 
     def reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, root: int = 0) -> Any:
         """As ``all_reduce``, but only ``root`` gets the result; the others get None.
@@ -186,16 +143,20 @@ class Communicator:
         Source: MPI_Reduce.
         """
 
-        def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[_Leaf]]]:
+        def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[Leaf]]]:
             parsed, chosen = ReduceOp.parse(op), self._root(root)
             tree = flatten(value)
-            leaves = [_leaf(v, parsed) for v in tree.leaves]
-            return f"op={parsed.value} root={chosen} {_describe(tree, leaves)}", (parsed, tree, leaves)
+            leaves = [leaf_of(v, parsed) for v in tree.leaves]
+            return f"op={parsed.value} root={chosen} {describe(tree, leaves)}", (
+                parsed,
+                tree,
+                leaves,
+            )
 
         parsed, tree, leaves = self._agree("reduce", prepare)
         divisor = float(self.size) if parsed.divides else 1.0
 
-        def run(leaf: _Leaf, target: Any) -> None:
+        def run(leaf: Leaf, target: Any) -> None:
             self._ring(
                 schedule.reduce(self.size, self.rank, root),
                 schedule.chunks(leaf.flat.size, 1),
@@ -222,15 +183,15 @@ class Communicator:
         Source: MPI_Bcast.
         """
 
-        def prepare() -> tuple[str, tuple[Tree, list[_Leaf]]]:
+        def prepare() -> tuple[str, tuple[Tree, list[Leaf]]]:
             chosen, tree = self._root(root), flatten(value)
-            leaves = [_leaf(v, None) for v in tree.leaves]
-            return f"root={chosen} {_describe(tree, leaves)}", (tree, leaves)
+            leaves = [leaf_of(v, None) for v in tree.leaves]
+            return f"root={chosen} {describe(tree, leaves)}", (tree, leaves)
 
         tree, leaves = self._agree("broadcast", prepare)
         program = schedule.broadcast(self.size, self.rank, root)
 
-        def run(leaf: _Leaf, target: Any) -> None:
+        def run(leaf: Leaf, target: Any) -> None:
             if self.rank == root:
                 target[...] = leaf.flat
             chunks = schedule.chunks(leaf.flat.size, 1)
@@ -248,9 +209,9 @@ class Communicator:
         Source: MPI_Allgatherv, tf.distribute.ReplicaContext.all_gather.
         """
 
-        def prepare() -> tuple[str, tuple[Tree, list[tuple[_Leaf, int]]]]:
+        def prepare() -> tuple[str, tuple[Tree, list[tuple[Leaf, int]]]]:
             tree = flatten(value)
-            parts = [_front(v, axis) for v in tree.leaves]
+            parts = [front_of(v, axis) for v in tree.leaves]
             texts = [f"{leaf.dtype.name}{['*', *leaf.shape[1:]]}" for leaf, _ in parts]
             return f"axis={axis} {tree.spec} {' '.join(texts)}", (tree, parts)
 
@@ -282,7 +243,9 @@ class Communicator:
         self._agree("broadcast_object", lambda: (f"root={self._root(root)}", None))
         return self.transport.broadcast_object(value, root)
 
-    def together(self, what: str, action: Callable[[], _T], ranks: Sequence[int] | None = None) -> _T | None:
+    def together(
+        self, what: str, action: Callable[[], _T], ranks: Sequence[int] | None = None
+    ) -> _T | None:
         """Run ``action`` and raise on every rank where it failed on any. All ranks must call.
 
         For work that can fail on one rank only (opening a file, writing a
@@ -341,26 +304,7 @@ class Communicator:
             return int(root)
         raise InvalidArgumentError(f"root={root!r}: expected a rank from 0 to {self.size - 1}")
 
-    def _outs(self, out: Any, tree: Tree, leaves: list[_Leaf]) -> list[Any]:
-        if out is None:
-            return [None] * len(leaves)
-        given = flatten(out)
-        if given.spec != tree.spec:
-            raise InvalidArgumentError(
-                f"out has another structure than value: expected {tree.spec}, got {given.spec}"
-            )
-        for array, leaf in zip(given.leaves, leaves, strict=True):
-            if not is_array(array) or isinstance(array, np.generic):
-                raise DTypeError(f"out: expected a NumPy or CuPy array, got {type(array).__name__}")
-            if array.shape != leaf.shape or np.dtype(array.dtype) != leaf.dtype:
-                raise InvalidArgumentError(
-                    f"out: expected {leaf.text}, got {np.dtype(array.dtype).name}{list(array.shape)}"
-                )
-            if not getattr(array.flags, "writeable", True):
-                raise InvalidArgumentError("out: expected a writable array, got a read-only one")
-        return given.leaves
-
-    def _into(self, out: Any, leaf: _Leaf, run: Callable[[_Leaf, Any], None]) -> Any:
+    def _into(self, out: Any, leaf: Leaf, run: Callable[[Leaf, Any], None]) -> Any:
         """Run with a target for ``leaf`` and return the result as the user sees it.
 
         ``out`` is written directly where its memory is flat; ``run`` gets the
@@ -375,7 +319,9 @@ class Communicator:
             target = out.reshape(-1).view(leaf.row.numpy)
             if _address(target) == _address(leaf.flat):
                 target = leaf.flat
-            elif np.may_share_memory(target, leaf.flat) if isinstance(target, np.ndarray) else False:
+            elif (
+                np.may_share_memory(target, leaf.flat) if isinstance(target, np.ndarray) else False
+            ):
                 leaf = leaf._replace(flat=leaf.flat.copy())
         run(leaf, target)
         if direct:
@@ -420,29 +366,12 @@ class Communicator:
         """Concatenate the ranks' 1-D arrays, of ``counts`` elements (default: equal ones)."""
         counts = counts or [flat.size] * self.size
         starts = np.concatenate(([0], np.cumsum(counts))).tolist()
-        spans = [schedule.Span(a, b - a) for a, b in zip(starts, starts[1:], strict=False)]
+        spans = [schedule.Span(a, b - a) for a, b in itertools.pairwise(starts)]
         target = kernels_for(flat).empty(starts[-1], flat.dtype)
-        own = spans[self.rank]
-        target[own.offset : own.offset + own.count] = flat
+        target[spans[self.rank].slice] = flat
         program = schedule.all_gather(self.size, self.rank)
         self._ring(program, spans, dtype_of(flat), source=target, target=target)
         return target
-
-
-def _front(value: Any, axis: int) -> tuple[_Leaf, int]:
-    """Return the leaf with ``axis`` moved to the front, and where it belongs."""
-    array = as_array(value)
-    if array.ndim == 0 or not -array.ndim <= axis < array.ndim:
-        raise InvalidArgumentError(
-            f"all_gather along axis {axis}: expected an array with that axis, got shape {array.shape}"
-        )
-    place = axis % array.ndim
-    return _leaf(array_namespace(array).moveaxis(array, place, 0), None), place
-
-
-def _describe(tree: Tree, leaves: Sequence[_Leaf]) -> str:
-    texts = " ".join(leaf.text for leaf in leaves)
-    return texts if len(leaves) == 1 and tree.spec.is_leaf() else f"{tree.spec} {texts}"
 
 
 def _address(flat: Any) -> tuple[int, int]:

@@ -31,11 +31,13 @@ using FreeFn = int (*)(Handle *);
 
 constexpr int max_rounds = 32;       // 2^32 ranks
 constexpr useconds_t poll_us = 200;  // late ranks need the core more than this one
+constexpr int linger_polls = 2500;   // 0.5 s
 
 struct Exits {
-    bool armed = false;  // not yet exiting
-    bool left = false;  // the leave barrier is complete
-    pid_t pid = 0;      // forked children inherit the hook, but are no rank
+    bool armed = false;     // not yet exiting
+    bool left = false;      // the leave barrier is complete
+    bool aborting = false;  // this rank has called MPI_Abort
+    pid_t pid = 0;          // forked children inherit the hook, but are no rank
     AbortFn abort = nullptr;
     FinalizeFn finalize = nullptr;
     FinalizedFn finalized = nullptr;
@@ -86,13 +88,25 @@ bool leave() {
     return true;
 }
 
+void end_job(int code) {
+    exits.aborting = true;
+    exits.abort(exits.comm, code);
+}
+
+// MPI_Abort tells the launcher and calls exit(). The launcher should hear of the
+// abort, with its code, before it sees this process end; hydra would else
+// report the signal by which it kills the other ranks.
+void linger(int, void *) {
+    for (int i = 0; exits.aborting && exits.pid == getpid() && i < linger_polls; ++i) usleep(poll_us);
+}
+
 void on_status(int status, void *) {
     // A living interpreter: not Python's own exit, but exit() inside some library.
     if (Py_IsInitialized() || !take_over()) return;
     int code = status & 0xff;  // what a shell would see
     if (exits.rounds > 0) {
         if (code == 0 && !leave()) code = 1;
-        if (code != 0) exits.abort(exits.comm, code);
+        if (code != 0) end_job(code);
     }
     exits.finalize();
 }
@@ -153,7 +167,9 @@ PyObject *arm(PyObject *, PyObject *args) {
     next.test = reinterpret_cast<TestFn>(test);
     next.free = reinterpret_cast<FreeFn>(free);
     next.pid = getpid();
-    if (on_exit(on_status, nullptr) != 0 || (mpi4py_finalizes && Py_AtExit(before_mpi4py) != 0)) {
+    // The last one registered runs first.
+    if (on_exit(linger, nullptr) != 0 || on_exit(on_status, nullptr) != 0 ||
+        (mpi4py_finalizes && Py_AtExit(before_mpi4py) != 0)) {
         PyErr_SetString(PyExc_RuntimeError, "no room for another exit hook in this process");
         return nullptr;
     }
@@ -165,7 +181,7 @@ PyObject *arm(PyObject *, PyObject *args) {
 PyObject *abort_job(PyObject *, PyObject *code) {
     long value = PyLong_AsLong(code);
     if (PyErr_Occurred()) return nullptr;
-    if (take_over()) exits.abort(exits.comm, static_cast<int>(value));
+    if (take_over()) end_job(static_cast<int>(value));
     Py_RETURN_NONE;
 }
 

@@ -118,7 +118,7 @@ class Ring:
             Action.STORE: self._store,
         }
         self._folds_left = sum(
-            -(-chunks[hop.chunk].count // self._limit)
+            -(-chunks[hop.chunk].length // self._limit)
             for hop in program
             if hop.action in (Action.FOLD, Action.FINISH)
         )
@@ -167,10 +167,10 @@ class Ring:
                 continue
             slot = None
             if hop.action is Action.STORE:
-                view = self._target[span.offset : span.offset + span.count]
+                view = self._target[span.slice]
             else:
                 slot = self._slots.take(self._kernels, self._row, self._limit)
-                view = slot[: span.count]
+                view = slot[: span.length]
             buffer = self._kernels.landing(view)
             request = self._transport.irecv(buffer, self._left, Tag.RING)
             self._receiving += 1
@@ -197,23 +197,23 @@ class Ring:
     # Each action returns the view to send on and the slot that it lies in, if any.
 
     def _load(self, leg: _Leg) -> tuple[Any, Any]:
-        view = self._source[leg.span.offset : leg.span.offset + leg.span.count]
+        view = self._source[leg.span.slice]
         if not self._widens:
             return view, None
         slot = self._slots.take(self._kernels, self._row, self._limit)
-        self._kernels.widen(self._row, slot[: leg.span.count], view)
-        return slot[: leg.span.count], slot
+        self._kernels.widen(self._row, slot[: leg.span.length], view)
+        return slot[: leg.span.length], slot
 
     def _fold(self, leg: _Leg) -> tuple[Any, Any]:
-        local = self._source[leg.span.offset : leg.span.offset + leg.span.count]
+        local = self._source[leg.span.slice]
         assert self._op is not None
         self._kernels.fold(self._op, self._row, leg.view, leg.view, local)
         self._folds_left -= 1
         return leg.view, leg.slot
 
     def _finish(self, leg: _Leg) -> tuple[Any, Any]:
-        local = self._source[leg.span.offset : leg.span.offset + leg.span.count]
-        view = self._target[leg.span.offset : leg.span.offset + leg.span.count]
+        local = self._source[leg.span.slice]
+        view = self._target[leg.span.slice]
         assert self._op is not None
         self._kernels.finish(self._op, self._row, view, leg.view, local, self._divisor)
         self._folds_left -= 1

@@ -13,6 +13,7 @@ is folded the next ones travel.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -31,10 +32,15 @@ __all__ = [
 
 
 class Span(NamedTuple):
-    """A piece of a flat buffer: ``[offset, offset + count)``, in elements."""
+    """A piece of a flat buffer: ``[offset, offset + length)``, in elements."""
 
     offset: int
-    count: int
+    length: int
+
+    @property
+    def slice(self) -> slice:
+        """The piece as an index."""
+        return slice(self.offset, self.offset + self.length)
 
 
 class Action(enum.Enum):
@@ -69,12 +75,12 @@ def chunks(count: int, parts: int) -> tuple[Span, ...]:
     """Cut ``count`` elements into ``parts`` spans whose sizes differ by at most one."""
     size, longer = divmod(count, parts)
     starts = [i * size + min(i, longer) for i in range(parts + 1)]
-    return tuple(Span(a, b - a) for a, b in zip(starts, starts[1:], strict=False))
+    return tuple(Span(a, b - a) for a, b in itertools.pairwise(starts))
 
 
 def segments(span: Span, limit: int) -> Iterator[Span]:
     """Cut ``span`` into pieces of at most ``limit`` elements; an empty span has none."""
-    end = span.offset + span.count
+    end = span.offset + span.length
     for offset in range(span.offset, end, limit):
         yield Span(offset, min(limit, end - offset))
 

@@ -83,7 +83,9 @@ class Variable(NDArrayOperatorsMixin):
         self._array = placed if placed.flags.c_contiguous else placed.copy(order="C")
 
     def __repr__(self) -> str:
-        return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}\n{self._array!r}>"
+        return (
+            f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}\n{self._array!r}>"
+        )
 
     @property
     def value(self) -> Any:
@@ -98,7 +100,8 @@ class Variable(NDArrayOperatorsMixin):
     @property
     def dtype(self) -> np.dtype:
         """The NumPy dtype of the elements."""
-        return np.dtype(self._array.dtype)
+        dtype: np.dtype = np.dtype(self._array.dtype)
+        return dtype
 
     @property
     def strategy(self) -> Any:

@@ -29,7 +29,7 @@ class Bucket(NamedTuple):
     dtype: np.dtype
     members: tuple[int, ...]
     offsets: tuple[int, ...]
-    count: int
+    size: int
 
 
 def plan(
@@ -79,7 +79,9 @@ class Buckets:
         self.buckets = plan(
             [a.shape for a in arrays], [np.dtype(a.dtype) for a in arrays], bucket_bytes
         )
-        self._flats = [kernels_for(arrays[b.members[0]]).empty(b.count, b.dtype) for b in self.buckets]
+        self._flats = [
+            kernels_for(arrays[b.members[0]]).empty(b.size, b.dtype) for b in self.buckets
+        ]
         # The key of the one-entry dict that is reduced: where ranks hold gradients of
         # different variables, the fingerprint of the call shows these names.
         self._labels = [" ".join(names[m] for m in b.members) for b in self.buckets]

@@ -119,7 +119,9 @@ class Checkpoint:
         for name, thing in self._things.items():
             prefix = f"{name}/"
             if isinstance(thing, Stateful):
-                thing.load_state({k[len(prefix) :]: a for k, a in stored.items() if k.startswith(prefix)})
+                thing.load_state(
+                    {k[len(prefix) :]: a for k, a in stored.items() if k.startswith(prefix)}
+                )
         for key, array in own.items():
             if isinstance(array, np.generic):
                 continue

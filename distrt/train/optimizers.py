@@ -99,7 +99,8 @@ class Optimizer(abc.ABC):
         array = as_array(gradient)
         if array.shape != variable.value.shape:
             raise InvalidArgumentError(
-                f"gradient of {variable.name}: expected shape {variable.value.shape}, got {array.shape}"
+                f"gradient of {variable.name}: expected shape {variable.value.shape}, "
+                f"got {array.shape}"
             )
         return array
 
@@ -114,9 +115,7 @@ class Optimizer(abc.ABC):
                 )
             if variable.name not in self._slots:
                 flat = variable.value.reshape(-1)
-                self._slots[variable.name] = {
-                    slot: _zeros_like(flat) for slot in self.slot_names
-                }
+                self._slots[variable.name] = {slot: _zeros_like(flat) for slot in self.slot_names}
 
     @final
     def state(self) -> dict[str, Any]:

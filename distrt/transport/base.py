@@ -105,8 +105,8 @@ class Transport(abc.ABC):
                 self.check_peers(what)
                 if now - started > self.timeout_seconds:
                     raise CollectiveTimeoutError(
-                        f"rank {self.rank} of {self.size} waited {self.timeout_seconds:g} s in {what} "
-                        "without an answer: some rank is stuck, or did not make this call. "
+                        f"rank {self.rank} of {self.size} waited {self.timeout_seconds:g} s in "
+                        f"{what} without an answer: some rank is stuck, or did not make this call. "
                         "Raise DISTRT_TIMEOUT (seconds) if a rank may be this slow"
                     )
 

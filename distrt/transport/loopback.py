@@ -110,7 +110,9 @@ class LoopbackTransport(Transport):
     def check_peers(self, what: str) -> None:
         """See ``Transport.check_peers``."""
         if self._world.failed not in (None, self.rank):
-            raise PeerError(f"rank {self._world.failed} failed while rank {self.rank} was in {what}")
+            raise PeerError(
+                f"rank {self._world.failed} failed while rank {self.rank} was in {what}"
+            )
 
 
 def single() -> LoopbackTransport:

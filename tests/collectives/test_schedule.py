@@ -98,14 +98,14 @@ def test_bytes_are_balanced(size):
 def test_chunks_cover_the_buffer_evenly(count, parts):
     spans = schedule.chunks(count, parts)
     assert len(spans) == parts
-    assert [i for s in spans for i in range(s.offset, s.offset + s.count)] == list(range(count))
-    assert max(s.count for s in spans) - min(s.count for s in spans) <= 1
+    assert [i for s in spans for i in range(s.offset, s.offset + s.length)] == list(range(count))
+    assert max(s.length for s in spans) - min(s.length for s in spans) <= 1
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 100])
 def test_segments_cover_the_span(limit):
     for count in (0, 1, 2, 3, 4, 5, 11):
         pieces = list(schedule.segments(Span(10, count), limit))
-        covered = [i for s in pieces for i in range(s.offset, s.offset + s.count)]
+        covered = [i for s in pieces for i in range(s.offset, s.offset + s.length)]
         assert covered == list(range(10, 10 + count))
-        assert all(1 <= s.count <= limit for s in pieces)
+        assert all(1 <= s.length <= limit for s in pieces)

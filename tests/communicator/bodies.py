@@ -43,7 +43,9 @@ def same(actual, expected):
 def sizes(comm):
     n = comm.size
     segment = comm.settings.segment_bytes // 4
-    return sorted({0, 1, 2, n - 1, n, n + 1, 13, 101, n * segment, n * segment + 1, 5 * segment + 3})
+    return sorted(
+        {0, 1, 2, n - 1, n, n + 1, 13, 101, n * segment, n * segment + 1, 5 * segment + 3}
+    )
 
 
 def check_sizes(comm):
@@ -216,7 +218,11 @@ def check_objects_and_barrier(comm):
 def check_bad_arguments_raise_everywhere(comm):
     ones = np.ones(3, np.float32)
     for call, error, text in (
-        (lambda: comm.all_reduce(ones, "AVERAGE"), InvalidArgumentError, "unknown reduction 'AVERAGE'"),
+        (
+            lambda: comm.all_reduce(ones, "AVERAGE"),
+            InvalidArgumentError,
+            "unknown reduction 'AVERAGE'",
+        ),
         (lambda: comm.all_reduce(ones, 3), InvalidArgumentError, "unknown reduction 3"),
         (lambda: comm.all_reduce(ones > 0, "SUM"), DTypeError, "SUM is not defined for bool"),
         (lambda: comm.all_reduce(ones * 1j, "MAX"), DTypeError, "MAX is not defined for complex"),
@@ -224,9 +230,17 @@ def check_bad_arguments_raise_everywhere(comm):
         (lambda: comm.all_reduce("text"), DTypeError, "expected an array or a number, got 'text'"),
         (lambda: comm.all_reduce(None), DTypeError, "got None"),
         (lambda: comm.all_reduce(ones.astype(">f4")), DTypeError, "foreign byte order"),
-        (lambda: comm.broadcast(ones, root=comm.size), InvalidArgumentError, "expected a rank from 0"),
+        (
+            lambda: comm.broadcast(ones, root=comm.size),
+            InvalidArgumentError,
+            "expected a rank from 0",
+        ),
         (lambda: comm.reduce(ones, root=-1), InvalidArgumentError, "root=-1"),
-        (lambda: comm.all_reduce(ones, out=np.ones(4, np.float32)), InvalidArgumentError, "out: exp"),
+        (
+            lambda: comm.all_reduce(ones, out=np.ones(4, np.float32)),
+            InvalidArgumentError,
+            "out: exp",
+        ),
         (lambda: comm.all_reduce(ones, out=[ones]), InvalidArgumentError, "another structure"),
     ):
         with pytest.raises(error, match=text):

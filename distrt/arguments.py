@@ -1,0 +1,104 @@
+"""The arguments of a verb: checked once and made flat (layer 4).
+
+May import: arrays, reduce_op, errors. communicator.py is the only user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distrt.arrays import (
+    DTYPES,
+    DType,
+    Tree,
+    array_namespace,
+    as_array,
+    dtype_of,
+    flatten,
+    is_array,
+    mean_dtype,
+)
+from distrt.errors import DTypeError, InvalidArgumentError
+from distrt.reduce_op import ReduceOp
+
+__all__ = ["Leaf", "describe", "front_of", "leaf_of", "outs_of"]
+
+_BYTES = DTYPES["u8"]
+
+
+class Leaf(NamedTuple):
+    """One array of a call, checked and made flat.
+
+    ``flat`` is 1-D, contiguous and of the kernel dtype of ``row``; ``shape`` and
+    ``dtype`` are those of the array that the user sees.
+    """
+
+    flat: Any
+    row: DType
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def text(self) -> str:
+        """How messages and fingerprints write it: ``float32[2, 3]``."""
+        return f"{self.dtype.name}{list(self.shape)}"
+
+
+def _flat(array: Any, row: DType) -> Any:
+    contiguous = array_namespace(array).ascontiguousarray(array)
+    return contiguous.reshape(-1).view(row.numpy)
+
+
+def leaf_of(value: Any, op: ReduceOp | None) -> Leaf:
+    """Check one value; with an op its elements are numbers to fold, else bytes to move."""
+    array = as_array(value)
+    dtype = dtype_of(array, op)
+    if op is None:
+        return Leaf(_flat(array, _BYTES), _BYTES, array.shape, dtype.numpy)
+    if op.divides and mean_dtype(dtype) != dtype.numpy:
+        array = array.astype(mean_dtype(dtype))
+        dtype = dtype_of(array)
+    row = DTYPES[dtype.kernel]
+    return Leaf(_flat(array, row), row, array.shape, dtype.numpy)
+
+
+def front_of(value: Any, axis: int) -> tuple[Leaf, int]:
+    """Return the leaf with ``axis`` moved to the front, and where it belongs."""
+    array = as_array(value)
+    if array.ndim == 0 or not -array.ndim <= axis < array.ndim:
+        raise InvalidArgumentError(
+            f"all_gather along axis {axis}: expected an array with that axis, "
+            f"got shape {array.shape}"
+        )
+    place = axis % array.ndim
+    return leaf_of(array_namespace(array).moveaxis(array, place, 0), None), place
+
+
+def describe(tree: Tree, leaves: Sequence[Leaf]) -> str:
+    """Return what the fingerprint of a call says of its value: structure, dtypes, shapes."""
+    texts = " ".join(leaf.text for leaf in leaves)
+    return texts if len(leaves) == 1 and tree.spec.is_leaf() else f"{tree.spec} {texts}"
+
+
+def outs_of(out: Any, tree: Tree, leaves: Sequence[Leaf]) -> list[Any]:
+    """Return the arrays of ``out`` that receive the results, or a None for each leaf."""
+    if out is None:
+        return [None] * len(leaves)
+    given = flatten(out)
+    if given.spec != tree.spec:
+        raise InvalidArgumentError(
+            f"out has another structure than value: expected {tree.spec}, got {given.spec}"
+        )
+    for array, leaf in zip(given.leaves, leaves, strict=True):
+        if not is_array(array) or isinstance(array, np.generic):
+            raise DTypeError(f"out: expected a NumPy or CuPy array, got {type(array).__name__}")
+        if array.shape != leaf.shape or np.dtype(array.dtype) != leaf.dtype:
+            raise InvalidArgumentError(
+                f"out: expected {leaf.text}, got {np.dtype(array.dtype).name}{list(array.shape)}"
+            )
+        if not getattr(array.flags, "writeable", True):
+            raise InvalidArgumentError("out: expected a writable array, got a read-only one")
+    return given.leaves
