@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 def arm(
     functions: tuple[int, ...],
-    comm: int,
+    world: int,
     sends: Sequence[int],
     receives: Sequence[int],
     mpi4py_finalizes: bool,

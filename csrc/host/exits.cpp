@@ -31,20 +31,18 @@ using FreeFn = int (*)(Handle *);
 
 constexpr int max_rounds = 32;       // 2^32 ranks
 constexpr useconds_t poll_us = 200;  // late ranks need the core more than this one
-constexpr int linger_polls = 2500;   // 0.5 s
 
 struct Exits {
-    bool armed = false;     // not yet exiting
-    bool left = false;      // the leave barrier is complete
-    bool aborting = false;  // this rank has called MPI_Abort
-    pid_t pid = 0;          // forked children inherit the hook, but are no rank
+    bool armed = false;  // not yet exiting
+    bool left = false;  // the leave barrier is complete
+    pid_t pid = 0;      // forked children inherit the hook, but are no rank
     AbortFn abort = nullptr;
     FinalizeFn finalize = nullptr;
     FinalizedFn finalized = nullptr;
     StartFn start = nullptr;
     TestFn test = nullptr;
     FreeFn free = nullptr;
-    Handle comm = 0;
+    Handle world = 0;
     int rounds = 0;  // 0: a world of one rank
     Handle send[max_rounds] = {};
     Handle receive[max_rounds] = {};
@@ -88,25 +86,13 @@ bool leave() {
     return true;
 }
 
-void end_job(int code) {
-    exits.aborting = true;
-    exits.abort(exits.comm, code);
-}
-
-// MPI_Abort tells the launcher and calls exit(). The launcher should hear of the
-// abort, with its code, before it sees this process end; hydra would else
-// report the signal by which it kills the other ranks.
-void linger(int, void *) {
-    for (int i = 0; exits.aborting && exits.pid == getpid() && i < linger_polls; ++i) usleep(poll_us);
-}
-
 void on_status(int status, void *) {
     // A living interpreter: not Python's own exit, but exit() inside some library.
     if (Py_IsInitialized() || !take_over()) return;
     int code = status & 0xff;  // what a shell would see
     if (exits.rounds > 0) {
         if (code == 0 && !leave()) code = 1;
-        if (code != 0) end_job(code);
+        if (code != 0) exits.abort(exits.world, code);
     }
     exits.finalize();
 }
@@ -141,10 +127,10 @@ bool read_handles(PyObject *sequence, Handle *target, int *count) {
 
 PyObject *arm(PyObject *, PyObject *args) {
     unsigned long long abort, finalize, finalized, start, test, free;
-    PyObject *comm, *sends, *receives;
+    PyObject *world, *sends, *receives;
     int mpi4py_finalizes;
     if (!PyArg_ParseTuple(args, "(KKKKKK)OOOp", &abort, &finalize, &finalized, &start, &test, &free,
-                          &comm, &sends, &receives, &mpi4py_finalizes))
+                          &world, &sends, &receives, &mpi4py_finalizes))
         return nullptr;
     if (exits.pid != 0) {
         PyErr_SetString(PyExc_RuntimeError, "the exit hook is installed already");
@@ -152,7 +138,7 @@ PyObject *arm(PyObject *, PyObject *args) {
     }
     Exits next;
     int count = 0;
-    next.comm = handle_of(comm);
+    next.world = handle_of(world);
     if (PyErr_Occurred() || !read_handles(sends, next.send, &next.rounds) ||
         !read_handles(receives, next.receive, &count))
         return nullptr;
@@ -167,9 +153,7 @@ PyObject *arm(PyObject *, PyObject *args) {
     next.test = reinterpret_cast<TestFn>(test);
     next.free = reinterpret_cast<FreeFn>(free);
     next.pid = getpid();
-    // The last one registered runs first.
-    if (on_exit(linger, nullptr) != 0 || on_exit(on_status, nullptr) != 0 ||
-        (mpi4py_finalizes && Py_AtExit(before_mpi4py) != 0)) {
+    if (on_exit(on_status, nullptr) != 0 || (mpi4py_finalizes && Py_AtExit(before_mpi4py) != 0)) {
         PyErr_SetString(PyExc_RuntimeError, "no room for another exit hook in this process");
         return nullptr;
     }
@@ -181,15 +165,15 @@ PyObject *arm(PyObject *, PyObject *args) {
 PyObject *abort_job(PyObject *, PyObject *code) {
     long value = PyLong_AsLong(code);
     if (PyErr_Occurred()) return nullptr;
-    if (take_over()) end_job(static_cast<int>(value));
+    if (take_over()) exits.abort(exits.world, static_cast<int>(value));
     Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {
     {"arm", arm, METH_VARARGS,
-     "arm(functions, comm, sends, receives, mpi4py_finalizes)\n--\n\n"
+     "arm(functions, world, sends, receives, mpi4py_finalizes)\n--\n\n"
      "Register the exit hook, once. functions: addresses of MPI_Abort, MPI_Finalize,\n"
-     "MPI_Finalized, MPI_Start, MPI_Test and MPI_Request_free; comm, sends, receives:\n"
+     "MPI_Finalized, MPI_Start, MPI_Test and MPI_Request_free; world, sends, receives:\n"
      "values of MPI handles, one persistent send and receive a round."},
     {"abort", abort_job, METH_O, "abort(code)\n--\n\nEnd the job with MPI_Abort(code)."},
     {nullptr, nullptr, 0, nullptr},

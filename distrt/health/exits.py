@@ -81,7 +81,10 @@ class _Leaving:
             for name in _FUNCTIONS
         ]
         sends, receives = ([MPI._handleof(pair[i]) for pair in self.requests] for i in (0, 1))
-        _exits.arm(tuple(addresses), MPI._handleof(self.comm), sends, receives, mpi4py_finalizes)
+        # COMM_WORLD makes MPICH tell the launcher, which then ends the job with this very
+        # code; for any other communicator it tells that one's ranks only.
+        world = MPI._handleof(MPI.COMM_WORLD)
+        _exits.arm(tuple(addresses), world, sends, receives, mpi4py_finalizes)
         if self.size > 1:
             sys.excepthook = self.excepthook
 

@@ -14,25 +14,27 @@ def emulation(tmp_path_factory):
     return build(tmp_path_factory.mktemp("emulation"))
 
 
-def device_kernels():
-    cupy = pytest.importorskip("cupy")
-    if not cupy.cuda.is_available():
-        pytest.skip("no GPU on this machine")
-    from distrt.kernels.cuda import CudaKernels
+def has_gpu():
+    try:
+        import cupy
+    except ImportError:
+        return False
+    return bool(cupy.cuda.is_available())
 
-    return CudaKernels()
+
+KINDS = [*(f"host-{isa}" for isa in _host.isas()), "emulated-cuda", *["gpu-cuda"] * has_gpu()]
 
 
-@pytest.fixture(
-    scope="module", params=[*(f"host-{isa}" for isa in _host.isas()), "emulated-cuda", "gpu-cuda"]
-)
+@pytest.fixture(scope="module", params=KINDS)
 def kernels(request):
     """Each implementation of the kernels in turn."""
     memory, kind = request.param.split("-")
     if memory == "emulated":
         yield EmulatedKernels(request.getfixturevalue("emulation"))
     elif memory == "gpu":
-        yield device_kernels()
+        from distrt.kernels.cuda import CudaKernels
+
+        yield CudaKernels()
     else:
         usual = _host.isa()
         _host.select(kind)

@@ -75,7 +75,8 @@ DISTRT_FN bool aligned(const void* address) {
 
 // Calls f(element of each stream) for all `count` elements. The last stream must have the
 // narrowest elements: its first 16-byte boundary is where packs begin. Where another stream has
-// no boundary there, every element goes alone. Elements before and after the packs form the rest.
+// no boundary there, every element goes alone. Elements before and after the packs form the rest,
+// whose loop stays rolled: unrolled, it would double the code and take registers from the packs.
 template <class F, class Last, class... Before>
 DISTRT_FN void each_from(long long count, const F& f, Last last, Before... before) {
     constexpr int size = sizeof(typename Last::Value);
@@ -93,6 +94,7 @@ DISTRT_FN void each_from(long long count, const F& f, Last last, Before... befor
         through_packs<lanes>(f, Held<lanes, Before>(before, at)..., Held<lanes, Last>(last, at));
     }
     const long long bulk = packs * lanes;
+#pragma unroll 1
     for (long long k = first; k < count - bulk; k += stride) {
         const long long i = k < head ? k : k + bulk;
         f(before.data[i]..., last.data[i]);
