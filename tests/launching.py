@@ -27,6 +27,8 @@ import distrt
 
 # What a launcher around pytest itself has set, and what would confuse the checks of the ranks.
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MV2_", "DISTRT_")
+# Open MPI 5 looks for network cards for over a second at every start; the tests need none.
+_OPEN_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}
 _ROOT = str(Path(distrt.__file__).parent.parent)
 
 
@@ -146,6 +148,7 @@ def start(
         if n:
             extra = ["--allow-run-as-root", "--oversubscribe"] if is_open_mpi() else []
             command = [mpirun_path(), *extra, "-n", str(n), *command]
+            env = {**_OPEN_MPI, **(env or {})} if is_open_mpi() else env
         job = Job(command, env, folder)
         try:
             yield job

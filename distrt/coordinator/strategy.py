@@ -23,7 +23,6 @@ from distrt.arrays import (
     is_cupy,
     map_structure,
     mean_dtype,
-    to_numpy,
 )
 from distrt.cluster.device import Device
 from distrt.communicator import Communicator
@@ -184,13 +183,16 @@ class Strategy(abc.ABC):
 
     @final
     def place(self, value: Any) -> Any:
-        """Move the arrays of ``value`` to this rank's device; arrays already there are kept."""
+        """Move the arrays of ``value`` to this rank's device; arrays already there are kept.
+
+        Text and objects stay on the host.
+        """
         to_gpu = self.device.kind == "gpu"
 
         def move(leaf: Any) -> Any:
-            if to_gpu:
-                return leaf if is_cupy(leaf) else cupy_module().asarray(leaf)
-            return to_numpy(leaf)
+            if is_cupy(leaf) == to_gpu or leaf.dtype.kind in "OSU":
+                return leaf
+            return cupy_module().asarray(leaf) if to_gpu else leaf.get()
 
         return map_structure(move, value)
 

@@ -126,7 +126,8 @@ def test_parse(name, expected):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "tpu:0", "/gpu:", "gpu:x", "gpu:-1", "gpu0", "/gpu:0\n", "xgpu:0", "gpu:0:1", 0, None]
+    "name",
+    ["", "tpu:0", "/gpu:", "gpu:x", "gpu:-1", "gpu0", "/gpu:0\n", "xgpu:0", "gpu:0:1", 0, None],
 )
 def test_parse_refuses(name):
     with pytest.raises(InvalidArgumentError, match="unknown device"):
