@@ -148,8 +148,7 @@ def start(
         if n:
             extra = ["--allow-run-as-root", "--oversubscribe"] if is_open_mpi() else []
             command = [mpirun_path(), *extra, "-n", str(n), *command]
-            env = {**_OPEN_MPI, **(env or {})} if is_open_mpi() else env
-        job = Job(command, env, folder)
+        job = Job(command, {**(_OPEN_MPI if is_open_mpi() else {}), **(env or {})}, folder)
         try:
             yield job
         finally:

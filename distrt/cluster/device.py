@@ -22,7 +22,7 @@ from distrt.arrays import cupy_module
 from distrt.cluster.topology import Topology
 from distrt.errors import DeviceError, InvalidArgumentError
 
-__all__ = ["Device", "activate", "assign", "choose", "parse", "visible_devices"]
+__all__ = ["Device", "activate", "assign", "choose", "named", "parse", "visible_devices"]
 
 Kind = Literal["cpu", "gpu"]
 PREFERENCES = ("auto", "cpu", "gpu")
@@ -190,6 +190,25 @@ def parse(name: str) -> tuple[Kind, int | None]:
         )
     kind: Kind = "gpu" if match[1].lower() == "gpu" else "cpu"
     return kind, int(match[2]) if match[2] not in (None, "*") else None
+
+
+def named(name: str) -> Device:
+    """Return the device that this process knows by a tf-style name. Not collective.
+
+    Raises:
+      InvalidArgumentError: the name is of another form or of another kind of device.
+      DeviceError: this process sees no such GPU.
+    """
+    kind, index = parse(name)
+    if kind == "cpu":
+        return Device.cpu()
+    visible, index = visible_devices(), index or 0
+    if index >= len(visible):
+        raise DeviceError(
+            f"{name} was asked for, and this process sees {len(visible)} GPU(s): check "
+            "`nvidia-smi`, CUDA_VISIBLE_DEVICES and that CuPy is installed"
+        )
+    return Device.gpu(index, visible[index])
 
 
 def activate(device: Device) -> None:

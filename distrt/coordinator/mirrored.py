@@ -11,7 +11,7 @@ from typing import final
 from distrt.cluster import device as devices_of
 from distrt.cluster.device import Device
 from distrt.coordinator.strategy import Strategy
-from distrt.errors import DeviceError, InvalidArgumentError, LaunchError
+from distrt.errors import InvalidArgumentError, LaunchError
 from distrt.world import World, world
 
 __all__ = ["MirroredStrategy", "choose_device"]
@@ -74,19 +74,7 @@ def _named(names: Sequence[str], everyone: World) -> Device:
         )
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"devices names a device twice: {list(names)}")
-    kind, index = devices_of.parse(names[everyone.topology.rank])
-
-    def check() -> Device:
-        if kind == "cpu":
-            return Device.cpu()
-        visible = devices_of.visible_devices()
-        wanted = 0 if index is None else index
-        if wanted >= len(visible):
-            raise DeviceError(
-                f"{names[everyone.topology.rank]} was asked for and {len(visible)} GPU(s) are visible"
-            )
-        return Device.gpu(wanted, visible[wanted])
-
-    chosen = everyone.communicator.together("choosing devices", check)
+    own = names[everyone.topology.rank]
+    chosen = everyone.communicator.together("choosing devices", lambda: devices_of.named(own))
     assert chosen is not None
     return chosen

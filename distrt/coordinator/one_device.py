@@ -1,6 +1,6 @@
 """``OneDeviceStrategy``: one replica, on the device that is named (layer 6).
 
-May import: coordinator.strategy, world, cluster, errors.
+May import: coordinator.strategy, world, cluster.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import final
 
 from distrt.cluster import device as devices_of
-from distrt.cluster.device import Device
 from distrt.coordinator.strategy import Strategy
-from distrt.errors import DeviceError
 from distrt.world import alone
 
 __all__ = ["OneDeviceStrategy"]
@@ -31,13 +29,6 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str) -> None:
-        kind, index = devices_of.parse(device)
-        own = Device.cpu()
-        if kind == "gpu":
-            visible = devices_of.visible_devices()
-            wanted = 0 if index is None else index
-            if wanted >= len(visible):
-                raise DeviceError(f"{device} was asked for and {len(visible)} GPU(s) are visible")
-            own = Device.gpu(wanted, visible[wanted])
+        own = devices_of.named(device)
         devices_of.activate(own)
         super().__init__(alone(), own)

@@ -85,8 +85,8 @@ class Kernels(abc.ABC):
     ) -> None:
         """Write ``op(partial, local) / divisor`` to ``out``, rounded once: the last fold.
 
-        The division is a true one in the accumulator's precision, so the mean
-        of equal values is that value.
+        The division is a true one in the accumulator's precision, so where the
+        sum is exact the mean is correctly rounded.
 
         Args:
           op: the reduction; MEAN folds as SUM, and the caller passes the divisor.

@@ -207,9 +207,9 @@ def test_asking_for_a_gpu_where_there_is_none(strategy):
     n = strategy.num_replicas_in_sync
     with pytest.raises(DeviceError, match=r"see none"):
         distrt.MultiWorkerMirroredStrategy(device="gpu")
-    with pytest.raises(DeviceError, match=r"visible"):
+    with pytest.raises(DeviceError, match=r"sees 0 GPU"):
         distrt.MirroredStrategy([f"/gpu:{i}" for i in range(n)])
-    with pytest.raises(DeviceError, match=r"visible"):
+    with pytest.raises(DeviceError, match=r"sees 0 GPU"):
         distrt.OneDeviceStrategy("/gpu:0")
 
 

@@ -68,8 +68,7 @@ struct CombineRound {
     }
 };
 
-// A true division: multiplying by a rounded reciprocal would make the mean of equal values
-// differ from that value.
+// A true division: with a rounded reciprocal the mean of 49 ones would be less than one.
 template <class Op, class T>
 struct CombineDivideRound {
     Acc<T> divisor;
