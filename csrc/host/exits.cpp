@@ -13,6 +13,8 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace {
@@ -31,11 +33,13 @@ using FreeFn = int (*)(Handle *);
 
 constexpr int max_rounds = 32;       // 2^32 ranks
 constexpr useconds_t poll_us = 200;  // late ranks need the core more than this one
+constexpr int drain_ms = 1000;       // at most, for the launcher to read this rank's output
+constexpr int forward_ms = 50;       // then, to pass it on
 
 struct Exits {
     bool armed = false;  // not yet exiting
-    bool left = false;  // the leave barrier is complete
-    pid_t pid = 0;      // forked children inherit the hook, but are no rank
+    bool left = false;   // the leave barrier is complete
+    pid_t pid = 0;       // forked children inherit the hook, but are no rank
     AbortFn abort = nullptr;
     FinalizeFn finalize = nullptr;
     FinalizedFn finalized = nullptr;
@@ -55,9 +59,9 @@ Exits exits;
 // ranks are in; exit() must not lead back into MPI there.
 bool take_over() {
     int finalized = 1;
-    bool ours = exits.armed && exits.pid == getpid() && exits.finalized(&finalized) == 0 && !finalized;
+    bool ours = exits.armed && exits.pid == getpid();
     exits.armed = false;
-    return ours;
+    return ours && exits.finalized(&finalized) == 0 && !finalized;
 }
 
 bool complete(Handle *request) {
@@ -86,13 +90,28 @@ bool leave() {
     return true;
 }
 
+bool unread(int descriptor) {
+    struct stat info;
+    int bytes = 0;
+    return fstat(descriptor, &info) == 0 && S_ISFIFO(info.st_mode) &&
+           ioctl(descriptor, FIONREAD, &bytes) == 0 && bytes > 0;
+}
+
+// hydra ends the job as soon as it hears of the abort, without reading what the
+// ranks have still in their pipes: the traceback has to be on its way first.
+void end_job(int code) {
+    for (int ms = 0; ms < drain_ms && (unread(1) || unread(2)); ++ms) usleep(1000);
+    usleep(1000 * forward_ms);
+    exits.abort(exits.world, code);
+}
+
 void on_status(int status, void *) {
     // A living interpreter: not Python's own exit, but exit() inside some library.
     if (Py_IsInitialized() || !take_over()) return;
     int code = status & 0xff;  // what a shell would see
     if (exits.rounds > 0) {
         if (code == 0 && !leave()) code = 1;
-        if (code != 0) exits.abort(exits.world, code);
+        if (code != 0) end_job(code);
     }
     exits.finalize();
 }
@@ -105,7 +124,9 @@ void before_mpi4py() {
     exits.armed = true;
 }
 
-Handle handle_of(PyObject *value) { return static_cast<Handle>(PyLong_AsUnsignedLongLongMask(value)); }
+Handle handle_of(PyObject *value) {
+    return static_cast<Handle>(PyLong_AsUnsignedLongLongMask(value));
+}
 
 bool read_handles(PyObject *sequence, Handle *target, int *count) {
     Py_ssize_t n = PySequence_Size(sequence);
@@ -165,7 +186,7 @@ PyObject *arm(PyObject *, PyObject *args) {
 PyObject *abort_job(PyObject *, PyObject *code) {
     long value = PyLong_AsLong(code);
     if (PyErr_Occurred()) return nullptr;
-    if (take_over()) exits.abort(exits.world, static_cast<int>(value));
+    if (take_over()) end_job(static_cast<int>(value));
     Py_RETURN_NONE;
 }
 

@@ -7,6 +7,7 @@ bfloat16, NaN and the order of the folds the same under every MPI.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, final
 
@@ -17,13 +18,14 @@ __all__ = ["MpiTransport", "library_version", "start"]
 
 
 def _mpi(initialize: bool) -> Any:
-    # The exit hooks finalize MPI themselves, after they have seen the exit code;
-    # mpi4py reads its rc only at import, so a program that imported MPI first keeps
-    # mpi4py's own ways.
+    # The exit hooks finalize MPI themselves, after they have seen the exit code.
+    # mpi4py reads its rc only when MPI is imported: where the program did that
+    # first, mpi4py keeps its own ways, and the hooks must be able to see so.
     import mpi4py
 
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = False
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
     from mpi4py import MPI
 
     if initialize and not MPI.Is_initialized():

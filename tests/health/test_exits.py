@@ -131,7 +131,7 @@ def test_leaving_early_is_noticed(begin):
 @both_starts
 def test_a_normal_end(begin):
     n = 3
-    job = run(n, "if rank == 1: time.sleep(1.5)\nprint(f'end {rank}')", begin)
+    job = run(n, "if rank == 1: time.sleep(1.5)\nsys.stdout.write(f'end {rank}\\n')", begin)
     assert job.rc == 0, job.err
     assert sorted(job.out.split("\n")) == ["", *(f"end {rank}" for rank in range(n))]
     assert job.err == ""

@@ -111,3 +111,18 @@ print("size", distrt.world().communicator.size, distrt.world().library)
     assert (done.rc, done.out) == (0, "size 1 no MPI\n"), done
     done = mpirun(0, program, env={"PMI_SIZE": "4", "PMI_RANK": "0"})
     assert done.rc == 1 and "LaunchError" in done.err and "distrt[mpich]" in done.err, done
+
+
+@pytest.mark.parametrize("first", ["", "from mpi4py import MPI\n"], ids=["ours", "mpi4py_first"])
+def test_a_rank_that_leaves_early_is_named_by_those_that_wait(first):
+    program = """
+import sys, numpy as np, distrt
+strategy = distrt.MultiWorkerMirroredStrategy(device="cpu")
+if strategy.communicator.rank == 1:
+    sys.exit(0)
+strategy.reduce("SUM", np.ones(3))
+"""
+    done = mpirun(3, first + program, timeout=60)
+    assert done.rc != 0 and done.seconds < 20, done
+    assert "PeerError: rank 1 has left" in done.err, done
+    assert "waits in call #" in done.err and "all_reduce" in done.err, done

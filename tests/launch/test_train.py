@@ -15,7 +15,7 @@ SCRIPT = str(Path(__file__).parents[2] / "scripts" / "train.py")
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """Return a function that trains on n ranks (0: without mpirun) and returns report and output."""
+    """Return a function that trains on n ranks (0: no mpirun) and returns report and output."""
     folder = tmp_path_factory.mktemp("train")
     known = {}
 
