@@ -61,7 +61,7 @@ def world() -> World:
     launcher.check_size(comm.Get_size(), os.environ)
     exits.install(comm)
     topology = discover(comm)
-    transport = mpi.MpiTransport(comm, exits.departed)
+    transport = mpi.MpiTransport(comm, exits.note, exits.departed)
     settings = transport.broadcast_object(Settings.from_environment())
     affinities = transport.all_gather_object(sorted(os.sched_getaffinity(0)))
     threads.limit_blas_threads(topology, affinities)

@@ -38,6 +38,7 @@ constexpr int forward_ms = 50;       // then, to pass it on
 
 struct Exits {
     bool armed = false;  // not yet exiting
+    bool heard = false;  // Python has received the first round's message already
     bool left = false;   // the leave barrier is complete
     pid_t pid = 0;       // forked children inherit the hook, but are no rank
     AbortFn abort = nullptr;
@@ -53,6 +54,10 @@ struct Exits {
 };
 
 Exits exits;
+
+// What the first round's message says: how many calls its sender has made. Static,
+// because it is sent and received after Python's memory has gone.
+std::int64_t own_calls = 0, previous_calls = 0;
 
 // Tells, once, whether MPI is this hook's to end. MPI_Abort calls exit() itself,
 // in the rank that calls it and, in MPICH, inside whatever MPI call the other
@@ -81,8 +86,9 @@ bool complete(Handle *request) {
 bool leave() {
     for (int k = 0; !exits.left && k < exits.rounds; ++k) {
         Handle *send = &exits.send[k], *receive = &exits.receive[k];
-        if (exits.start(receive) != 0 || exits.start(send) != 0) return false;
-        if (!complete(send) || !complete(receive)) return false;
+        bool heard = k == 0 && exits.heard;
+        if ((!heard && exits.start(receive) != 0) || exits.start(send) != 0) return false;
+        if (!complete(send) || (!heard && !complete(receive))) return false;
         exits.free(send);
         exits.free(receive);
     }
@@ -190,12 +196,27 @@ PyObject *abort_job(PyObject *, PyObject *code) {
     Py_RETURN_NONE;
 }
 
+PyObject *calls(PyObject *, PyObject *) {
+    return Py_BuildValue("KK", reinterpret_cast<unsigned long long>(&own_calls),
+                         reinterpret_cast<unsigned long long>(&previous_calls));
+}
+
+PyObject *heard(PyObject *, PyObject *) {
+    exits.heard = true;
+    Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"arm", arm, METH_VARARGS,
      "arm(functions, world, sends, receives, mpi4py_finalizes)\n--\n\n"
      "Register the exit hook, once. functions: addresses of MPI_Abort, MPI_Finalize,\n"
      "MPI_Finalized, MPI_Start, MPI_Test and MPI_Request_free; world, sends, receives:\n"
      "values of MPI handles, one persistent send and receive a round."},
+    {"calls", calls, METH_NOARGS,
+     "calls()\n--\n\nReturn the addresses of two int64: the calls that this rank and the\n"
+     "one before it have made; buffers of the first round's send and receive."},
+    {"heard", heard, METH_NOARGS,
+     "heard()\n--\n\nSay that the first round's message has been received."},
     {"abort", abort_job, METH_O, "abort(code)\n--\n\nEnd the job with MPI_Abort(code)."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -33,7 +33,7 @@ from typing import Any, final
 
 from distrt import _exits
 
-__all__ = ["LEAVE_TAG", "departed", "install"]
+__all__ = ["LEAVE_TAG", "departed", "install", "note"]
 
 LEAVE_TAG = 1000
 """Tag of the first round of the leave barrier; round k has LEAVE_TAG + k."""
@@ -65,14 +65,34 @@ class _Leaving:
         self.previous: _ExceptHook = sys.excepthook
         rounds = leave_rounds(self.rank, self.size)
         self.predecessor = rounds[0][1] if rounds else None
-        nothing = bytearray(0)
-        self.requests = [
-            (
-                comm.Send_init(nothing, target, LEAVE_TAG + k),
-                comm.Recv_init(nothing, source, LEAVE_TAG + k),
-            )
-            for k, (target, source) in enumerate(rounds)
-        ]
+        addresses = _exits.calls()
+        self.own_calls, self.previous_calls = map(ctypes.c_int64.from_address, addresses)
+        self.heard = False
+        self.requests: list[tuple[Any, Any]] = []
+        self.prepare(rounds, addresses)
+
+    def prepare(self, rounds: list[tuple[int, int]], addresses: tuple[int, int]) -> None:
+        """Make the persistent requests of the leave barrier.
+
+        The first round carries the number of calls made, the others nothing.
+        """
+        from mpi4py import MPI
+
+        for k, (target, source) in enumerate(rounds):
+            own, previous = (MPI.buffer.fromaddress(a, 0 if k else 8) for a in addresses)
+            send = self.comm.Send_init((own, MPI.BYTE), target, LEAVE_TAG + k)
+            receive = self.comm.Recv_init((previous, MPI.BYTE), source, LEAVE_TAG + k)
+            self.requests.append((send, receive))
+
+    def listen(self) -> bool:
+        """Take in the message that the rank before has left, if it has."""
+        if not self.heard and self.comm.Iprobe(source=self.predecessor, tag=LEAVE_TAG):
+            receive = self.requests[0][1]
+            receive.Start()
+            receive.Wait()
+            _exits.heard()
+            self.heard = True
+        return self.heard
 
     def arm(self, MPI: Any, mpi4py_finalizes: bool) -> None:
         library = ctypes.CDLL(MPI.__file__)
@@ -141,13 +161,20 @@ def install(comm: Any) -> None:
     _leaving = leaving
 
 
-def departed() -> int | None:
-    """Return a rank that has ended its program with status 0, or None. Not collective.
+def note(calls: int) -> None:
+    """Remember how many collective calls this rank has made; peers learn it when it leaves."""
+    if _leaving is not None:
+        _leaving.own_calls.value = calls
 
-    Each rank watches the one before it, so that someone always sees a rank leave
-    while others stay. Cheap enough for every 100 ms of a wait, not for every poll.
+
+def departed() -> tuple[int, int] | None:
+    """Return a rank that ended its program with status 0 and its calls, or None. Not collective.
+
+    A rank that has made the call in which others still wait has done its part
+    of it; one that has made fewer will never come. Each rank watches the one
+    before it, so that someone always sees a rank leave while others stay. Cheap
+    enough for every 100 ms of a wait, not for every poll.
     """
-    if _leaving is None or _leaving.predecessor is None:
+    if _leaving is None or _leaving.predecessor is None or not _leaving.listen():
         return None
-    gone = _leaving.comm.Iprobe(source=_leaving.predecessor, tag=LEAVE_TAG)
-    return _leaving.predecessor if gone else None
+    return _leaving.predecessor, _leaving.previous_calls.value

@@ -26,13 +26,11 @@ class Fingerprints:
     """Compares the calls of all ranks of ``transport``, in call order.
 
     Attributes:
-      number: how many calls there have been.
-      call: the latest, in words; what a rank is doing while it waits.
+      call: the latest call, in words; what a rank is doing while it waits.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self.number = 0
         self.call = "start-up"
 
     def agree(self, call: str) -> None:
@@ -46,8 +44,7 @@ class Fingerprints:
           CollectiveMismatchError: on every rank, listing rank -> call.
         """
         transport = self._transport
-        self.number += 1
-        text = self.call = f"call #{self.number} {call}"
+        text = self.call = f"call #{transport.begin()} {call}"
         mine = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=_DIGEST).digest(), np.uint8)
 
         # In round k a rank hears from the 2^k ranks before those that it knows of,

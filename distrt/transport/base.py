@@ -55,6 +55,7 @@ class Transport(abc.ABC):
     Attributes:
       rank, size: this rank and the number of ranks.
       name: what it is, for people ("loopback", the MPI library's name).
+      calls: collective calls begun by this rank.
       timeout_seconds: how long a wait may go on without an answer.
       max_message_bytes: pickled objects longer than this travel in pieces.
     """
@@ -62,6 +63,7 @@ class Transport(abc.ABC):
     rank: int
     size: int
     name: str
+    calls: int = 0
     timeout_seconds: float = 1800.0
     max_message_bytes: int = 1 << 30
 
@@ -72,6 +74,17 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def irecv(self, buffer: Bytes, source: int, tag: int) -> Request:
         """Start to receive exactly ``buffer.size`` bytes into ``buffer``."""
+
+    @final
+    def begin(self) -> int:
+        """Count one more collective call of this rank, and return its number, from 1."""
+        self.calls += 1
+        self.note(self.calls)
+        return self.calls
+
+    def note(self, calls: int) -> None:
+        """Let other ranks know how many calls this one has made, where they can ask."""
+        del calls
 
     @abc.abstractmethod
     def check_peers(self, what: str) -> None:
@@ -129,12 +142,11 @@ class Transport(abc.ABC):
         """
         what = "all_gather_object"
         if self.rank != 0:
-            self._send_object(value, 0, what)
+            self._send_object(value, [0], what)
             gathered: list[Any] = self._receive_object(0, what)
             return gathered
         values = [value, *(self._receive_object(r, what) for r in range(1, self.size))]
-        for r in range(1, self.size):
-            self._send_object(values, r, what)
+        self._send_object(values, range(1, self.size), what)
         return values
 
     @final
@@ -143,16 +155,15 @@ class Transport(abc.ABC):
         what = "broadcast_object"
         if self.rank != root:
             return self._receive_object(root, what)
-        for r in range(self.size):
-            if r != root:
-                self._send_object(value, r, what)
+        self._send_object(value, [r for r in range(self.size) if r != root], what)
         return value
 
-    def _send_object(self, value: Any, dest: int, what: str) -> None:
+    def _send_object(self, value: Any, dests: Sequence[int], what: str) -> None:
         payload = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
         length = np.array([payload.size], np.int64).view(np.uint8)
         pieces = [length, *self._pieces(payload)]
-        self.wait([self.isend(piece, dest, Tag.OBJECT) for piece in pieces], what)
+        sends = [self.isend(piece, dest, Tag.OBJECT) for dest in dests for piece in pieces]
+        self.wait(sends, what)
 
     def _receive_object(self, source: int, what: str) -> Any:
         length = np.empty(1, np.int64)

@@ -56,6 +56,23 @@ def start() -> Any:
 
 
 @final
+class _PeerErrors:
+    """Turns what MPI says of a lost rank into a PeerError; as cheap as a ``with`` can be."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None and kind.__module__.startswith("mpi4py"):
+            raise PeerError(
+                f"MPI lost a rank, or failed: {error}. Look for the first rank that says why"
+            ) from error
+
+
+_peer_errors = _PeerErrors()
+
+
+@final
 class _MpiRequest(Request):
     __slots__ = ("_buffer", "_request")
 
@@ -63,7 +80,8 @@ class _MpiRequest(Request):
         self._request, self._buffer = request, buffer
 
     def done(self) -> bool:
-        return bool(self._request.Test())
+        with _peer_errors:
+            return bool(self._request.Test())
 
 
 @final
@@ -72,29 +90,45 @@ class MpiTransport(Transport):
 
     Args:
       comm: the communicator; nothing else may use it.
-      departed: tells which rank has left the program, or None; asked every 100 ms of a wait.
+      note: told the number of each call as it begins.
+      departed: returns a rank that has left the program and how many calls it had
+        made, or None; asked every 100 ms of a wait.
     """
 
-    def __init__(self, comm: Any, departed: Callable[[], int | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        note: Callable[[int], None] = lambda calls: None,
+        departed: Callable[[], tuple[int, int] | None] = lambda: None,
+    ) -> None:
         MPI = _mpi(initialize=True)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.name = _short_name(MPI.Get_library_version())
-        self._comm, self._byte, self._departed = comm, MPI.BYTE, departed
+        self._comm, self._byte = comm, MPI.BYTE
+        self._note, self._departed = note, departed
 
     def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
         """See ``Transport.isend``."""
-        return _MpiRequest(self._comm.Isend((buffer, self._byte), dest, tag), buffer)
+        with _peer_errors:
+            return _MpiRequest(self._comm.Isend((buffer, self._byte), dest, tag), buffer)
 
     def irecv(self, buffer: Bytes, source: int, tag: int) -> Request:
         """See ``Transport.irecv``."""
-        return _MpiRequest(self._comm.Irecv((buffer, self._byte), source, tag), buffer)
+        with _peer_errors:
+            return _MpiRequest(self._comm.Irecv((buffer, self._byte), source, tag), buffer)
+
+    def note(self, calls: int) -> None:
+        """See ``Transport.note``."""
+        self._note(calls)
 
     def check_peers(self, what: str) -> None:
         """See ``Transport.check_peers``."""
         gone = self._departed()
-        if gone is not None:
+        # A rank that has made this call as well has done its part of it.
+        if gone is not None and gone[1] < self.calls:
             raise PeerError(
-                f"rank {gone} has left: its program ended while rank {self.rank} waits in {what}. "
+                f"rank {gone[0]} has left: its program ended after {gone[1]} collective calls, "
+                f"and rank {self.rank} waits in {what}. "
                 "Every rank must make the same collective calls; look for an early exit or a "
                 "loop that is shorter on that rank"
             )

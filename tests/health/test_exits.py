@@ -34,7 +34,7 @@ def wait():  # as the transport waits: it asks now and then who has left
     while True:
         gone = exits.departed()
         if gone is not None:
-            raise PeerError(f"rank {gone} has left")
+            raise PeerError(f"rank {gone[0]} has left after {gone[1]} calls")
         time.sleep(0.05)
 
 """

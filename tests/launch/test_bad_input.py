@@ -126,3 +126,21 @@ strategy.reduce("SUM", np.ones(3))
     assert done.rc != 0 and done.seconds < 20, done
     assert "PeerError: rank 1 has left" in done.err, done
     assert "waits in call #" in done.err and "all_reduce" in done.err, done
+
+
+def test_a_rank_that_is_done_may_leave_while_others_wait_for_a_third():
+    # Rank 1 gets its copy and ends at once; rank 2 still waits for rank 0, not for it.
+    program = """
+import time, distrt
+comm = distrt.world().communicator
+if comm.rank == 0:
+    isend = comm.transport.isend
+    def late(buffer, dest, tag):
+        time.sleep(0.7 if dest == 2 else 0)
+        return isend(buffer, dest, tag)
+    comm.transport.isend = late
+assert comm.broadcast_object("value" if comm.rank == 0 else None) == "value"
+assert comm.all_gather_object(comm.rank) == [0, 1, 2]
+"""
+    done = mpirun(3, program, timeout=60)
+    assert done.rc == 0, done
