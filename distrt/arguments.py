@@ -5,6 +5,7 @@ May import: arrays, reduce_op, errors. communicator.py is the only user.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,11 +21,13 @@ from distrt.arrays import (
     flatten,
     is_array,
     mean_dtype,
+    paths_of,
+    share_memory,
 )
-from distrt.errors import DTypeError, InvalidArgumentError
+from distrt.errors import DistrtError, DTypeError, InvalidArgumentError
 from distrt.reduce_op import ReduceOp
 
-__all__ = ["Leaf", "describe", "front_of", "leaf_of", "outs_of"]
+__all__ = ["Leaf", "describe", "front_of", "leaf_of", "leaves_of", "outs_of", "untangled"]
 
 _BYTES = DTYPES["u8"]
 
@@ -65,9 +68,25 @@ def leaf_of(value: Any, op: ReduceOp | None) -> Leaf:
     return Leaf(_flat(array, row), row, array.shape, dtype.numpy)
 
 
+def leaves_of(tree: Tree, op: ReduceOp | None) -> list[Leaf]:
+    """Check all leaves of ``tree``; see ``leaf_of``. An error says which leaf it is about."""
+    leaves: list[Leaf] = []
+    for value in tree.leaves:
+        try:
+            leaves.append(leaf_of(value, op))
+        except DistrtError as error:
+            path = paths_of(tree)[len(leaves)]
+            raise type(error)(f"value{path}: {error}" if path else str(error)) from error
+    return leaves
+
+
 def front_of(value: Any, axis: int) -> tuple[Leaf, int]:
     """Return the leaf with ``axis`` moved to the front, and where it belongs."""
     array = as_array(value)
+    try:
+        axis = operator.index(axis)
+    except TypeError as error:
+        raise InvalidArgumentError(f"all_gather: axis must be an int, got {axis!r}") from error
     if array.ndim == 0 or not -array.ndim <= axis < array.ndim:
         raise InvalidArgumentError(
             f"all_gather along axis {axis}: expected an array with that axis, "
@@ -95,6 +114,7 @@ def outs_of(out: Any, tree: Tree, leaves: Sequence[Leaf]) -> list[Any]:
     for array, leaf in zip(given.leaves, leaves, strict=True):
         if not is_array(array) or isinstance(array, np.generic):
             raise DTypeError(f"out: expected a NumPy or CuPy array, got {type(array).__name__}")
+        dtype_of(array)
         if array.shape != leaf.shape or np.dtype(array.dtype) != leaf.dtype:
             raise InvalidArgumentError(
                 f"out: expected {leaf.text}, got {np.dtype(array.dtype).name}{list(array.shape)}"
@@ -102,3 +122,13 @@ def outs_of(out: Any, tree: Tree, leaves: Sequence[Leaf]) -> list[Any]:
         if not getattr(array.flags, "writeable", True):
             raise InvalidArgumentError("out: expected a writable array, got a read-only one")
     return given.leaves
+
+
+def untangled(leaves: Sequence[Leaf], outs: Sequence[Any]) -> list[Leaf]:
+    """Copy the leaves that an earlier leaf's ``out`` would overwrite before they are read."""
+    return [
+        leaf._replace(flat=leaf.flat.copy())
+        if any(out is not None and share_memory(leaf.flat, out) for out in outs[:number])
+        else leaf
+        for number, leaf in enumerate(leaves)
+    ]

@@ -8,6 +8,7 @@ never loads CUDA.
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ __all__ = [
     "is_cupy",
     "map_structure",
     "mean_dtype",
+    "paths_of",
+    "share_memory",
     "to_numpy",
 ]
 
@@ -180,6 +183,8 @@ def as_array(value: Any) -> Any:
     Raises:
       DTypeError: ``value`` is nothing that can become a numeric array.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise DTypeError("a masked array would lose its mask: pass value.filled(...) instead")
     if is_array(value):
         return np.asarray(value) if isinstance(value, np.generic) else value
     if hasattr(value, "value") and is_array(value.value):
@@ -224,6 +229,13 @@ def copy_to(target: Any, source: Any) -> None:
         np.copyto(target, to_numpy(source))
 
 
+def share_memory(one: Any, other: Any) -> bool:
+    """Tell whether two arrays may overlap, by the bounds of their memory."""
+    if is_cupy(one) != is_cupy(other):
+        return False
+    return bool((cupy_module() if is_cupy(one) else np).may_share_memory(one, other))
+
+
 class Tree(NamedTuple):
     """A flattened structure: the leaves in order, and how to rebuild it."""
 
@@ -240,8 +252,30 @@ def flatten(structure: Any) -> Tree:
 
     The order of a dict's keys never matters: leaves come in the order of the sorted keys.
     """
-    leaves, spec = optree.tree_flatten(structure, none_is_leaf=True)
+    if is_array(structure):
+        return Tree([structure], _LEAF)
+    leaves, spec = optree.tree_flatten(_sorted_keys(structure), none_is_leaf=True)
     return Tree(leaves, spec)
+
+
+_LEAF = optree.treespec_leaf(none_is_leaf=True)
+
+
+def _sorted_keys(structure: Any) -> Any:
+    # optree sorts the keys of a dict, but keeps an OrderedDict in its own order.
+    def sort(node: Any) -> Any:
+        if type(node) is not OrderedDict:
+            return node
+        return OrderedDict((key, _sorted_keys(node[key])) for key in sorted(node))
+
+    return optree.tree_map(
+        sort, structure, is_leaf=lambda node: type(node) is OrderedDict, none_is_leaf=True
+    )
+
+
+def paths_of(tree: Tree) -> list[str]:
+    """Return where each leaf of ``tree`` stands, as Python writes it: ``['w'][0]``."""
+    return ["".join(f"[{key!r}]" for key in path) for path in tree.spec.paths()]
 
 
 def map_structure(function: Callable[..., Any], structure: Any, *rest: Any) -> Any:

@@ -8,59 +8,61 @@ raises for bad input; nothing above it sends a byte.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
-import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, final
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar, final
 
 import numpy as np
 
-from distrt.arguments import Leaf, describe, front_of, leaf_of, outs_of
-from distrt.arrays import DType, Tree, array_namespace, copy_to, dtype_of, flatten
+from distrt.arguments import Leaf, describe, front_of, leaves_of, outs_of, untangled
+from distrt.arrays import (
+    DType,
+    Tree,
+    array_namespace,
+    copy_to,
+    dtype_of,
+    flatten,
+    share_memory,
+)
 from distrt.collectives import schedule
 from distrt.collectives.ring import Ring, Slots
-from distrt.errors import DistrtError, InvalidArgumentError
+from distrt.errors import ContextError, DistrtError, InvalidArgumentError
 from distrt.health.fingerprint import Fingerprints
 from distrt.kernels import kernels_for
 from distrt.reduce_op import ReduceOp
+from distrt.settings import Settings
 from distrt.transport.base import Transport
 
-__all__ = ["Communicator", "Settings"]
+__all__ = ["Communicator"]
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
-class Settings(NamedTuple):
-    """What must be equal on all ranks; ``world()`` takes rank 0's.
+def _verb(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Refuse a call while another thread of this rank is in one.
 
-    Attributes:
-      segment_bytes: longest message of the ring (DISTRT_SEGMENT_BYTES).
-      timeout_seconds: how long a call may wait for a peer (DISTRT_TIMEOUT).
+    Two threads would pair their messages with each other's: wrong results, no error.
     """
 
-    segment_bytes: int = 1 << 19
-    timeout_seconds: float = 1800.0
+    @functools.wraps(method)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        self: Any = args[0]
+        if not self._busy.acquire(blocking=False):
+            raise ContextError(
+                f"{method.__name__} was called while another thread of rank {self.rank} is in a "
+                "collective call: make all collective calls of a rank from one thread"
+            )
+        try:
+            return method(*args, **kwargs)
+        finally:
+            self._busy.release()
 
-    @classmethod
-    def from_environment(cls) -> Settings:
-        """Read the settings of this process's environment."""
-        return cls(
-            _positive("DISTRT_SEGMENT_BYTES", int, cls._field_defaults["segment_bytes"]),
-            _positive("DISTRT_TIMEOUT", float, cls._field_defaults["timeout_seconds"]),
-        )
-
-
-def _positive(name: str, kind: Callable[[str], _T], default: _T) -> _T:
-    text = os.environ.get(name)
-    if text is None:
-        return default
-    try:
-        value = kind(text)
-        if value > 0:  # type: ignore[operator]
-            return value
-    except ValueError:
-        pass
-    raise InvalidArgumentError(f"{name}={text!r}: expected a positive {kind.__name__}")
+    return call
 
 
 @final
@@ -76,7 +78,8 @@ class Communicator:
     MEAN; bool for MIN and MAX. The mean of integers is a float (true division).
 
     Where ranks disagree on the call, or one of them passes what cannot be
-    taken, every rank raises CollectiveMismatchError naming rank -> call.
+    taken, every rank raises CollectiveMismatchError naming rank -> call. A rank
+    makes its calls from one thread at a time; another one gets a ContextError.
 
     Attributes:
       rank, size: this rank and the number of ranks.
@@ -92,12 +95,14 @@ class Communicator:
         transport.timeout_seconds = self.settings.timeout_seconds
         self._fingerprints = Fingerprints(transport)
         self._slots = Slots()
+        self._busy = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"
 
     # ------------------------------------------------------------------ verbs
 
+    @_verb
     def all_reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, *, out: Any = None) -> Any:
         """Combine the ranks' values; every rank gets the result. All ranks must call.
 
@@ -115,8 +120,9 @@ class Communicator:
         def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[Leaf], list[Any]]]:
             parsed = ReduceOp.parse(op)
             tree = flatten(value)
-            leaves = [leaf_of(v, parsed) for v in tree.leaves]
+            leaves = leaves_of(tree, parsed)
             outs = outs_of(out, tree, leaves)
+            leaves = untangled(leaves, outs)
             return f"op={parsed.value} {describe(tree, leaves)}", (parsed, tree, leaves, outs)
 
         parsed, tree, leaves, outs = self._agree("all_reduce", prepare)
@@ -137,6 +143,7 @@ class Communicator:
             [self._into(o, leaf, run) for o, leaf in zip(outs, leaves, strict=True)]
         )
 
+    @_verb
     def reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, root: int = 0) -> Any:
         """As ``all_reduce``, but only ``root`` gets the result; the others get None.
 
@@ -146,7 +153,7 @@ class Communicator:
         def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[Leaf]]]:
             parsed, chosen = ReduceOp.parse(op), self._root(root)
             tree = flatten(value)
-            leaves = [leaf_of(v, parsed) for v in tree.leaves]
+            leaves = leaves_of(tree, parsed)
             return f"op={parsed.value} root={chosen} {describe(tree, leaves)}", (
                 parsed,
                 tree,
@@ -173,6 +180,7 @@ class Communicator:
             run(leaf, None)
         return None
 
+    @_verb
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """Give every rank ``root``'s value. All ranks must call.
 
@@ -185,7 +193,7 @@ class Communicator:
 
         def prepare() -> tuple[str, tuple[Tree, list[Leaf]]]:
             chosen, tree = self._root(root), flatten(value)
-            leaves = [leaf_of(v, None) for v in tree.leaves]
+            leaves = leaves_of(tree, None)
             return f"root={chosen} {describe(tree, leaves)}", (tree, leaves)
 
         tree, leaves = self._agree("broadcast", prepare)
@@ -199,6 +207,7 @@ class Communicator:
 
         return tree.rebuild([self._into(None, leaf, run) for leaf in leaves])
 
+    @_verb
     def all_gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate the ranks' values along ``axis``, in rank order. All ranks must call.
 
@@ -226,23 +235,33 @@ class Communicator:
             results.append(array_namespace(array).moveaxis(array, 0, place))
         return tree.rebuild(results)
 
+    @_verb
     def barrier(self) -> None:
         """Return once all ranks have called it. Source: MPI_Barrier."""
         self._fingerprints.agree("barrier")
 
+    @_verb
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's picklable ``value`` in rank order. All ranks must call.
 
         For small things; arrays belong to ``all_gather``.
         """
-        self._fingerprints.agree("all_gather_object")
-        return self.transport.all_gather_object(value)
+        payload = self._agree("all_gather_object", lambda: ("", _pickled(value)))
+        return [pickle.loads(p) for p in self.transport.all_gather_bytes(payload)]
 
+    @_verb
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Return ``root``'s picklable ``value`` on every rank. All ranks must call."""
-        self._agree("broadcast_object", lambda: (f"root={self._root(root)}", None))
-        return self.transport.broadcast_object(value, root)
 
+        def prepare() -> tuple[str, bytes]:
+            chosen = self._root(root)
+            return f"root={chosen}", _pickled(value) if self.rank == chosen else b""
+
+        payload = self._agree("broadcast_object", prepare)
+        received = self.transport.broadcast_bytes(payload, root)
+        return value if self.rank == root else pickle.loads(received)
+
+    @_verb
     def together(
         self, what: str, action: Callable[[], _T], ranks: Sequence[int] | None = None
     ) -> _T | None:
@@ -288,16 +307,23 @@ class Communicator:
         A rank whose arguments are refused still takes part, so that the others
         learn why instead of waiting for it.
         """
-        failure, plan = None, None
-        try:
+        with self.refusing(verb):
             text, plan = prepare()
-        except DistrtError as error:
-            failure, text = error, f"refused: {error}"
         self._fingerprints.agree(f"{verb} {text}")
-        if failure is not None:
-            raise failure
-        assert plan is not None or verb == "broadcast_object"
-        return plan  # type: ignore[return-value]
+        return plan
+
+    @contextlib.contextmanager
+    def refusing(self, call: str) -> Iterator[None]:
+        """Prepare a collective call: an exception inside is told to all ranks, then raised.
+
+        The others, who make the call, raise CollectiveMismatchError instead of waiting.
+        """
+        try:
+            yield
+        except Exception as error:
+            kind = "" if isinstance(error, DistrtError) else f"{type(error).__name__}: "
+            self._fingerprints.agree(f"{call} refused: {kind}{error}")
+            raise
 
     def _root(self, root: int) -> int:
         if isinstance(root, int | np.integer) and 0 <= root < self.size:
@@ -319,9 +345,7 @@ class Communicator:
             target = out.reshape(-1).view(leaf.row.numpy)
             if _address(target) == _address(leaf.flat):
                 target = leaf.flat
-            elif (
-                np.may_share_memory(target, leaf.flat) if isinstance(target, np.ndarray) else False
-            ):
+            elif share_memory(target, leaf.flat):
                 leaf = leaf._replace(flat=leaf.flat.copy())
         run(leaf, target)
         if direct:
@@ -372,6 +396,10 @@ class Communicator:
         program = schedule.all_gather(self.size, self.rank)
         self._ring(program, spans, dtype_of(flat), source=target, target=target)
         return target
+
+
+def _pickled(value: Any) -> bytes:
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
 def _address(flat: Any) -> tuple[int, int]:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from distrt.cluster import launcher, threads
 from distrt.cluster.topology import Topology, discover
-from distrt.communicator import Communicator, Settings
+from distrt.communicator import Communicator
 from distrt.errors import LaunchError
 from distrt.health import exits
+from distrt.settings import Settings
 from distrt.transport import loopback, mpi
 
 __all__ = ["World", "alone", "world"]

@@ -211,7 +211,10 @@ def parse_options():
     parser.add_argument("--checkpoint", default="checkpoint.safetensors", help="'' for none")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint")
     parser.add_argument("--json", metavar="FILE", help="write a report")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.batch_size < 1 or options.epochs < 0:
+        parser.error("--batch-size must be at least 1 and --epochs at least 0")
+    return options
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Importing distrt is light: no MPI, no CUDA, little time."""
 
-import statistics
 import subprocess
 import sys
 
@@ -25,8 +24,8 @@ def test_import_is_light_and_quick():
         assert result.returncode == 0, result.stderr
         return float(result.stdout)
 
-    # The issue's limit is 0.3 s on an idle machine; the median leaves room for a busy one.
-    assert statistics.median(once() for _ in range(5)) < 0.6
+    # The best of a few, because the machine may be busy.
+    assert min(once() for _ in range(5)) < 0.3
 
 
 def test_public_names_are_tf_distributes():

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "distrt"
 # where ALLOWED says so.
 ROWS = [
     {"errors", "reduce_op", "version", "_host", "_exits"},
-    {"arrays"},
+    {"arrays", "settings"},
     {"kernels", "transport", "cluster"},
     {"collectives", "health"},
     {"arguments", "communicator", "world"},

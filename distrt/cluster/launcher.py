@@ -4,9 +4,10 @@ May import: errors. Pure functions of an environment, no MPI. The variables are
 trusted only to find a contradiction: who is where comes from MPI itself
 (cluster/topology.py). Leftovers of torchrun (RANK, WORLD_SIZE) are not read.
 
-DISTRT_IGNORE_LAUNCHER=1 turns every check off. That is right where the program
-is meant to run alone although a launcher started it: one-process tools under
-``srun -n 4``, or a Python started by a rank of another MPI program.
+DISTRT_IGNORE_LAUNCHER=1 turns every check off. That is right where programs are
+meant to run alone although a launcher started them: one-process tools under
+``srun -n 4``. (A Python that a rank of another MPI program starts needs the
+launcher's variables taken out of its environment; MPI itself reads them.)
 """
 
 from __future__ import annotations

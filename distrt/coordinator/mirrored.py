@@ -64,7 +64,17 @@ class MirroredStrategy(Strategy):
 
 def _named(names: Sequence[str], everyone: World) -> Device:
     """Return the device that ``names`` gives this rank, after all ranks agreed. Collective."""
-    size = everyone.topology.size
+
+    def own() -> Device:
+        _check_names(names, everyone.topology.size)
+        return devices_of.named(names[everyone.topology.rank])
+
+    chosen = everyone.communicator.together("choosing devices", own)
+    assert chosen is not None
+    return chosen
+
+
+def _check_names(names: Sequence[str], size: int) -> None:
     if isinstance(names, str):
         raise InvalidArgumentError(f"devices: expected a list of names, got the string {names!r}")
     if len(names) != size:
@@ -74,7 +84,3 @@ def _named(names: Sequence[str], everyone: World) -> Device:
         )
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"devices names a device twice: {list(names)}")
-    own = names[everyone.topology.rank]
-    chosen = everyone.communicator.together("choosing devices", lambda: devices_of.named(own))
-    assert chosen is not None
-    return chosen

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
@@ -132,15 +133,15 @@ class Strategy(abc.ABC):
         Source: tf.distribute.Strategy.reduce.
         """
         self._require_cross_replica("reduce", "get_replica_context().all_reduce(...)")
-        op = ReduceOp.parse(reduce_op)
         if axis is None:
-            return self.communicator.all_reduce(value, op)
-        array = as_array(value)
+            return self.communicator.all_reduce(value, reduce_op)
+        with self.communicator.refusing("reduce"):
+            op, array = ReduceOp.parse(reduce_op), as_array(value)
+            axes, row = _axes(axis, array.ndim), dtype_of(array, op)
+            folded = None if op is ReduceOp.MEAN else _fold_axes(op, array, axes)
+        if folded is not None:
+            return self.communicator.all_reduce(folded, op)
         xp = array_namespace(array)
-        axes = _axes(axis, array.ndim)
-        if op is not ReduceOp.MEAN:
-            return self.communicator.all_reduce(_fold_axes(op, array, axes), op)
-        row = dtype_of(array, op)
         wide = np.promote_types(mean_dtype(row), np.float32) if row.lanes == 1 else row.numpy
         count = np.float64(np.prod([array.shape[a] for a in axes]))
         total = xp.sum(array.astype(wide), axis=axes, dtype=wide)
@@ -262,7 +263,7 @@ def in_cross_replica_context() -> bool:
 
 
 def _axes(axis: int | tuple[int, ...], ndim: int) -> tuple[int, ...]:
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(map(operator.index, axis if isinstance(axis, tuple) else (axis,)))
     if ndim == 0 or any(not -ndim <= a < ndim for a in axes):
         raise InvalidArgumentError(
             f"reduce along axis {axis}: expected an array with that axis, got {ndim} dimension(s)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, final
 
 import numpy as np
@@ -36,6 +37,11 @@ class VariableAggregation(enum.Enum):
     SUM = 1
     MEAN = 2
     ONLY_FIRST_REPLICA = 3
+
+
+def _inside_run() -> bool:
+    frame = current_frame()
+    return frame is not None and frame.replica_context is not None
 
 
 @final
@@ -69,14 +75,23 @@ class Variable(NDArrayOperatorsMixin):
         dtype: Any = None,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> None:
-        value = initial_value() if callable(initial_value) else initial_value
-        array = as_array(value)
         self._strategy = get_strategy()
         self.trainable = trainable
         self.aggregation = aggregation
         number = next(_numbers)
         self.name = name or ("Variable" if number == 0 else f"Variable_{number}")
-        array = array.astype(array.dtype if dtype is None else np.dtype(dtype))
+        with self._strategy.communicator.refusing(f"Variable {self.name}"):
+            if not isinstance(aggregation, VariableAggregation):
+                raise InvalidArgumentError(
+                    f"aggregation={aggregation!r}: expected a distrt.VariableAggregation"
+                )
+            array = as_array(initial_value() if callable(initial_value) else initial_value)
+            array = array.astype(array.dtype if dtype is None else np.dtype(dtype))
+            if aggregation is VariableAggregation.MEAN and array.dtype.kind in "iub":
+                raise InvalidArgumentError(
+                    f"{self.name} is {array.dtype.name}, and the mean of its replicas' values is "
+                    "not: choose a float dtype, or another aggregation than MEAN"
+                )
         if self._strategy.num_replicas_in_sync > 1:
             array = self._strategy.communicator.broadcast(array)
         placed = self._strategy.place(array)
@@ -137,20 +152,19 @@ class Variable(NDArrayOperatorsMixin):
         return self._update(delta, lambda new: self._array - new)
 
     def _update(self, value: Any, new_value: Callable[[Any], Any]) -> Variable:
-        array = as_array(value)
-        if tuple(array.shape) != self.shape:
-            raise InvalidArgumentError(
-                f"{self.name}: expected a value of shape {self.shape}, got {tuple(array.shape)}"
-            )
-        array = self._strategy.place(array.astype(self.dtype, copy=False))
-        copy_to(self._array, new_value(self._aggregated(array)))
+        aggregates = _inside_run() and self.aggregation is not VariableAggregation.NONE
+        communicator = self._strategy.communicator
+        with communicator.refusing(f"assign {self.name}") if aggregates else nullcontext():
+            array = as_array(value)
+            if tuple(array.shape) != self.shape:
+                raise InvalidArgumentError(
+                    f"{self.name}: expected a value of shape {self.shape}, got {tuple(array.shape)}"
+                )
+            array = self._strategy.place(array.astype(self.dtype, copy=False))
+        copy_to(self._array, new_value(self._aggregated(array) if aggregates else array))
         return self
 
     def _aggregated(self, array: Any) -> Any:
-        frame = current_frame()
-        inside_run = frame is not None and frame.replica_context is not None
-        if not inside_run or self.aggregation is VariableAggregation.NONE:
-            return array
         communicator = self._strategy.communicator
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return communicator.broadcast(array)
@@ -160,14 +174,20 @@ class Variable(NDArrayOperatorsMixin):
         """Return the communicator over which this variable's gradients must be summed.
 
         Raises:
-          ContextError: its strategy has several replicas and this is not inside ``run``.
+          ContextError: its strategy has several replicas and this is not inside ``run``,
+            or another strategy is running.
         """
         frame = current_frame()
-        inside = frame is not None and frame.replica_context is not None
-        if self._strategy.num_replicas_in_sync > 1 and not inside:
+        if self._strategy.num_replicas_in_sync > 1 and not _inside_run():
             raise ContextError(
                 f"gradients of {self.name} must be applied inside strategy.run, where they are "
                 f"summed over the {self._strategy.num_replicas_in_sync} replicas"
+            )
+        if frame is not None and frame.strategy.communicator is not self._strategy.communicator:
+            raise ContextError(
+                f"{self.name} belongs to {self._strategy!r}, and its gradient was applied under "
+                f"{frame.strategy!r}, over whose replicas it would not be summed: create the "
+                "variable inside `with strategy.scope():`"
             )
         return self._strategy.communicator
 

@@ -94,7 +94,7 @@ class Buckets:
         """Copy the gradients into their views; one that already lies there is not copied."""
         for view, gradient in zip(self.views, gradients, strict=True):
             if gradient is not view:
-                copy_to(view, gradient.reshape(-1))
+                copy_to(view, gradient.reshape(-1).astype(view.dtype, copy=False))
 
     def all_reduce(self, communicator: Communicator) -> None:
         """Sum every bucket over the ranks, in place, in plan order. All ranks must call.

@@ -14,13 +14,16 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from distrt.arrays import as_array, copy_to
+from distrt.arrays import as_array, copy_to, dtype_of
 from distrt.communicator import Communicator
-from distrt.errors import InvalidArgumentError
+from distrt.errors import DTypeError, InvalidArgumentError
 from distrt.kernels import kernels_for
 from distrt.train.bucket import DEFAULT_BUCKET_BYTES, Buckets
 
 __all__ = ["SGD", "Adam", "Optimizer", "Trainable"]
+
+
+_REAL = frozenset({"f16", "bf16", "f32", "f64"})
 
 
 class Trainable(Protocol):
@@ -70,29 +73,45 @@ class Optimizer(abc.ABC):
 
         Raises:
           InvalidArgumentError: a gradient has another shape than its variable, two
-            variables share a name, or there is no gradient at all.
+            variables share a name, the variables are of several strategies, or there
+            is no gradient at all.
+          DTypeError: a variable or a gradient is not of a float dtype.
           CollectiveMismatchError: on every rank, where ranks pass gradients of
             different variables, shapes or dtypes.
           ContextError: variables of several replicas, outside ``run``.
         """
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-        if not pairs:
+        given = list(grads_and_vars)
+        communicators = {v.gradient_communicator() for _, v in given}
+        if len(communicators) != 1:
             raise InvalidArgumentError(
-                "apply_gradients: no gradient for any variable; expected (gradient, variable) pairs"
+                "apply_gradients: expected (gradient, variable) pairs of one strategy's variables, "
+                f"got {len(given)} pair(s) and variables of {len(communicators)} strategies"
             )
-        gradients = [self._checked(g, v) for g, v in pairs]
+        (communicator,) = communicators
+        with communicator.refusing("apply_gradients"):
+            buckets, variables = self._filled(given)
+        buckets.all_reduce(communicator)
+        self.iterations += 1
+        for variable, gradient in zip(variables, buckets.views, strict=True):
+            self._update(variable.value.reshape(-1), gradient, self._slots[variable.name])
+
+    def _filled(
+        self, given: Sequence[tuple[Any, Trainable]]
+    ) -> tuple[Buckets, Sequence[Trainable]]:
+        """Check the gradients and copy them into the buckets of their variables."""
+        pairs = [(g, v) for g, v in given if g is not None]
+        if not pairs:
+            raise InvalidArgumentError("apply_gradients: no gradient for any variable")
         variables = [v for _, v in pairs]
         self.build(variables)
+        gradients = [self._checked(g, v) for g, v in pairs]
         names = tuple(v.name for v in variables)
         buckets = self._buckets.get(names)
         if buckets is None:
             arrays = [v.value for v in variables]
             buckets = self._buckets[names] = Buckets(arrays, names, self._bucket_bytes)
         buckets.fill(gradients)
-        buckets.all_reduce(variables[0].gradient_communicator())
-        self.iterations += 1
-        for variable, gradient in zip(variables, buckets.views, strict=True):
-            self._update(variable.value.reshape(-1), gradient, self._slots[variable.name])
+        return buckets, variables
 
     @staticmethod
     def _checked(gradient: Any, variable: Trainable) -> Any:
@@ -102,12 +121,21 @@ class Optimizer(abc.ABC):
                 f"gradient of {variable.name}: expected shape {variable.value.shape}, "
                 f"got {array.shape}"
             )
+        if dtype_of(array).name not in _REAL:
+            raise DTypeError(
+                f"gradient of {variable.name}: expected a float dtype, got {array.dtype.name}"
+            )
         return array
 
     @final
     def build(self, variables: Sequence[Trainable]) -> None:
         """Make the slots (momenta) of ``variables``, zero; those that have some keep them."""
         for variable in variables:
+            if dtype_of(variable.value).name not in _REAL:
+                raise DTypeError(
+                    f"{variable.name} is {variable.value.dtype.name}: optimizers update float "
+                    "variables only"
+                )
             owner = self._owners.setdefault(variable.name, variable)
             if owner is not variable:
                 raise InvalidArgumentError(

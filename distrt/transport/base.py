@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from distrt.errors import CollectiveTimeoutError
+from distrt.errors import CollectiveTimeoutError, PeerError
 
 __all__ = ["Bytes", "Request", "Tag", "Transport"]
 
@@ -66,6 +66,7 @@ class Transport(abc.ABC):
     calls: int = 0
     timeout_seconds: float = 1800.0
     max_message_bytes: int = 1 << 30
+    _given_up: Callable[[], bool] | None = None
 
     @abc.abstractmethod
     def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
@@ -98,9 +99,23 @@ class Transport(abc.ABC):
         peers and the deadline every 100 ms.
 
         Raises:
-          PeerError: a peer has left, or failed.
+          PeerError: a peer has left, or failed, or an earlier wait was given up.
           CollectiveTimeoutError: ``timeout_seconds`` passed without completion.
         """
+        if self._given_up is not None:
+            raise PeerError(
+                f"rank {self.rank} cannot make {what}: an earlier call was given up (an interrupt, "
+                "a timeout or a lost peer) and its messages are still under way. End the job and "
+                "start it again from the last checkpoint"
+            )
+        try:
+            self._poll(step, what)
+        except BaseException:
+            # MPI may still write into the buffers of these requests: they must outlive the call.
+            self._given_up = step
+            raise
+
+    def _poll(self, step: Callable[[], bool], what: str) -> None:
         polls = 0
         started = looked = 0.0
         while not step():
@@ -140,38 +155,50 @@ class Transport(abc.ABC):
 
         For small things at start-up: rank 0 collects and sends the list to all.
         """
-        what = "all_gather_object"
-        if self.rank != 0:
-            self._send_object(value, [0], what)
-            gathered: list[Any] = self._receive_object(0, what)
-            return gathered
-        values = [value, *(self._receive_object(r, what) for r in range(1, self.size))]
-        self._send_object(values, range(1, self.size), what)
-        return values
+        payloads = self.all_gather_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+        return [pickle.loads(payload) for payload in payloads]
 
     @final
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Return ``root``'s picklable ``value`` on every rank. All ranks must call."""
+        payload = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if self.rank == root else b""
+        return pickle.loads(self.broadcast_bytes(payload, root))
+
+    @final
+    def all_gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Return every rank's ``payload``, in rank order. All ranks must call."""
+        what = "all_gather_object"
+        if self.rank != 0:
+            self._send(payload, [0], what)
+            gathered: list[bytes] = pickle.loads(self._receive(0, what))
+            return gathered
+        payloads = [payload, *(bytes(self._receive(r, what)) for r in range(1, self.size))]
+        everything = pickle.dumps(payloads, pickle.HIGHEST_PROTOCOL)
+        self._send(everything, range(1, self.size), what)
+        return payloads
+
+    @final
+    def broadcast_bytes(self, payload: bytes, root: int) -> memoryview | bytes:
+        """Return ``root``'s ``payload`` on every rank. All ranks must call."""
         what = "broadcast_object"
         if self.rank != root:
-            return self._receive_object(root, what)
-        self._send_object(value, [r for r in range(self.size) if r != root], what)
-        return value
+            return self._receive(root, what)
+        self._send(payload, [r for r in range(self.size) if r != root], what)
+        return payload
 
-    def _send_object(self, value: Any, dests: Sequence[int], what: str) -> None:
-        payload = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
-        length = np.array([payload.size], np.int64).view(np.uint8)
-        pieces = [length, *self._pieces(payload)]
+    def _send(self, payload: bytes, dests: Sequence[int], what: str) -> None:
+        length = np.array([len(payload)], np.int64).view(np.uint8)
+        pieces = [length, *self._pieces(np.frombuffer(payload, np.uint8))]
         sends = [self.isend(piece, dest, Tag.OBJECT) for dest in dests for piece in pieces]
         self.wait(sends, what)
 
-    def _receive_object(self, source: int, what: str) -> Any:
+    def _receive(self, source: int, what: str) -> memoryview:
         length = np.empty(1, np.int64)
         self.wait([self.irecv(length.view(np.uint8), source, Tag.OBJECT)], what)
         payload = np.empty(int(length[0]), np.uint8)
         pieces = self._pieces(payload)
         self.wait([self.irecv(piece, source, Tag.OBJECT) for piece in pieces], what)
-        return pickle.loads(payload.data)
+        return payload.data
 
     def _pieces(self, payload: Bytes) -> list[Bytes]:
         limit = self.max_message_bytes

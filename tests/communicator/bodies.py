@@ -158,6 +158,14 @@ def check_in_place(comm):
             mine = values(comm.rank, (size,), dtype)
             comm.all_reduce(mine, out=mine)
             same(mine, folded("SUM", comm, (size,), np.dtype(dtype)))
+    # An out that is, or overlaps, the value of another leaf.
+    a, b = np.full(5, comm.rank, np.float32), np.full(5, 10.0 * comm.rank, np.float32)
+    comm.all_reduce({"a": a, "b": b}, out={"a": b, "b": a})
+    same(b, np.full(5, sum(range(comm.size)), np.float32))
+    same(a, b * 10)
+    tied = np.full(5, comm.rank, np.float32)
+    comm.all_reduce([tied, tied], out=[tied, tied])
+    same(tied, b)
     # Overlapping, but not the same memory.
     buffer = np.arange(12, dtype=np.float32)
     comm.all_reduce(buffer[:8], out=buffer[2:10])
@@ -191,6 +199,11 @@ def check_structures(comm):
     assert type(point) is Point
     same(point.y, np.full(2, comm.size, np.float64))
     assert comm.all_reduce([]) == []
+    # An OrderedDict has an order of its own on each rank, nested ones too.
+    keys = ["a", "b", "c"] if comm.rank % 2 else ["c", "b", "a"]
+    ordered = OrderedDict((k, OrderedDict((j, ord(k) + ord(j)) for j in keys)) for k in keys)
+    result = comm.all_reduce(ordered)
+    same(result["a"]["c"], np.array((ord("a") + ord("c")) * comm.size, np.int32))
 
 
 def check_same_bits_everywhere(comm):
@@ -242,6 +255,10 @@ def check_bad_arguments_raise_everywhere(comm):
             "out: exp",
         ),
         (lambda: comm.all_reduce(ones, out=[ones]), InvalidArgumentError, "another structure"),
+        (lambda: comm.all_reduce(ones, out=ones.astype(">f4")), DTypeError, "foreign byte order"),
+        (lambda: comm.all_reduce([ones, {"b": "x"}]), DTypeError, r"value\[1\]\['b'\]: expected"),
+        (lambda: comm.all_reduce(np.ma.masked_array(ones)), DTypeError, "mask"),
+        (lambda: comm.all_gather(ones, axis=None), InvalidArgumentError, "axis must be an int"),
     ):
         with pytest.raises(error, match=text):
             call()
@@ -261,6 +278,7 @@ def check_mismatches_raise_everywhere(comm):
         "root": lambda: comm.broadcast(three, root=int(last)),
         "missing": lambda: comm.all_reduce({"a": three} if last else {"a": three, "b": three}),
         "refused": lambda: comm.all_reduce(three > 0 if last else three),
+        "pickle": lambda: comm.all_gather_object((lambda: 0) if last else 0),
     }
     for call in calls.values():
         with pytest.raises(CollectiveMismatchError) as caught:

@@ -6,8 +6,14 @@ import time
 import numpy as np
 import pytest
 
-from distrt.communicator import Communicator, Settings
-from distrt.errors import CollectiveTimeoutError, InvalidArgumentError, PeerError
+from distrt.communicator import Communicator
+from distrt.errors import (
+    CollectiveTimeoutError,
+    ContextError,
+    InvalidArgumentError,
+    PeerError,
+)
+from distrt.settings import Settings
 from distrt.transport.loopback import LoopbackWorld, single
 
 from .bodies import BODIES, check_same_bits_everywhere, check_sizes
@@ -58,6 +64,44 @@ def test_a_rank_that_never_comes_is_named_by_the_deadline():
             comm.all_reduce(np.ones(3, np.float32))
 
     run(body, 2, timeout_seconds=1.0)
+
+
+def test_after_a_call_that_was_given_up_every_other_one_is_refused():
+    # Its receives are still posted: a later call must not reuse or free their buffers.
+    def body(comm):
+        if comm.rank == 0:
+            time.sleep(1.0)
+            return
+        with pytest.raises(CollectiveTimeoutError):
+            comm.all_reduce(np.ones(3, np.float32))
+        with pytest.raises(PeerError, match="given up"):
+            comm.all_reduce(np.ones(3, np.float32))
+        assert comm.transport._given_up is not None
+
+    run(body, 2, timeout_seconds=0.5)
+
+
+def test_two_threads_of_a_rank_are_told_apart():
+    def body(comm):
+        inside, go = threading.Event(), threading.Event()
+
+        def action():
+            inside.set()
+            assert go.wait(10)
+
+        if comm.rank == 0:
+            thread = threading.Thread(target=lambda: comm.together("waiting", action))
+            thread.start()
+            assert inside.wait(10)
+            with pytest.raises(ContextError, match="another thread of rank 0"):
+                comm.all_reduce(1)
+            go.set()
+            thread.join(10)
+        else:
+            comm.together("waiting", lambda: None)
+        assert comm.all_reduce(1) == comm.size
+
+    run(body, 2)
 
 
 def test_a_rank_that_fails_frees_the_others():

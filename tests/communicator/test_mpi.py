@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import distrt
-from distrt.communicator import Communicator, Settings
+from distrt.communicator import Communicator
+from distrt.settings import Settings
 
 from .bodies import BODIES
 

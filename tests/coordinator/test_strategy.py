@@ -145,6 +145,7 @@ def test_reduce_along_an_axis_counts_every_element_once(strategy):
         equal(lowest, [min(range(1, n))] * 3, np.int32)
     equal(strategy.reduce("SUM", np.ones((2, 3), np.float64), axis=(0, 1)), 6 * n, np.float64)
     assert np.isnan(strategy.reduce("MEAN", np.ones(0, np.float32), axis=0))
+    equal(strategy.reduce("SUM", np.ones(3), axis=np.int64(0)), 3.0 * n, np.float64)
     for axis, value in ((0, np.float32(1)), (1, mine), (-2, mine)):
         with pytest.raises(InvalidArgumentError, match="along axis"):
             strategy.reduce("SUM", value, axis=axis)

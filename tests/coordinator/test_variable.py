@@ -94,6 +94,13 @@ def test_assign_in_run_aggregates(strategy, aggregation):
         assert equal_on_all_ranks(strategy, v)
 
 
+def test_aggregations_that_make_no_sense_are_refused_at_once():
+    with pytest.raises(InvalidArgumentError, match="mean"):
+        distrt.Variable(1, aggregation=distrt.VariableAggregation.MEAN)
+    with pytest.raises(InvalidArgumentError, match="VariableAggregation"):
+        distrt.Variable(1.0, aggregation="SUM")
+
+
 def test_a_variable_is_used_like_its_array():
     v = distrt.Variable(np.array([[1.0, 2.0], [3.0, 4.0]]), name="v")
     w = distrt.Variable(np.array([10.0, 20.0]), name="w")

@@ -11,11 +11,20 @@ from tests.launching import mpirun
 pytestmark = [pytest.mark.launches, pytest.mark.timeout(120)]
 
 PROGRAM = """
-import os, pathlib, tempfile
+import os, pathlib, sys, tempfile
 import numpy as np, distrt
 strategy = distrt.MultiWorkerMirroredStrategy(device="cpu")
 rank, n = strategy.communicator.rank, strategy.communicator.size
 Dataset = distrt.data.Dataset
+sgd = distrt.train.SGD()
+with strategy.scope():
+    weight = distrt.Variable(np.zeros(3), name="weight")
+    total = distrt.Variable(np.zeros(1), name="total", aggregation=distrt.VariableAggregation.SUM)
+
+def in_scope(function):
+    with strategy.scope():
+        return function()
+
 own_file = pathlib.Path(tempfile.gettempdir()) / f"distrt-bad-input-{os.getpid()}.npy"
 
 def distribute_a_file_that_rank_1_lacks():
@@ -32,6 +41,8 @@ for name, action in CASES.items():
     except Exception as error:
         text = " ".join(str(error).split())
         print(f"[{rank}] {name}: {type(error).__name__}: {text}\\n", end="", flush=True)
+# After all that the ranks are still in step.
+assert strategy.reduce("SUM", rank) == 3
 """
 
 # What is done, and what every rank must say.
@@ -71,6 +82,42 @@ CASES = {
     "a bad dtype on one rank": (
         "strategy.reduce('SUM', np.ones(4, bool if rank == 0 else np.float32))",
         ["CollectiveMismatchError", "rank 0: call #", "SUM is not defined for bool"],
+    ),
+    "an unknown op on one rank": (
+        "strategy.reduce('AVERAGE' if rank == 0 else 'SUM', 1.0)",
+        ["CollectiveMismatchError", "rank 0: call #", "'AVERAGE'", "ranks 1, 2:"],
+    ),
+    "an axis that is not there on one rank": (
+        "strategy.reduce('SUM', np.ones(() if rank == 1 else 3), axis=0)",
+        ["CollectiveMismatchError", "rank 1: call #", "along axis 0"],
+    ),
+    "a ragged list on one rank": (
+        "strategy.reduce('SUM', [np.ones(2), np.array([[1], [1, 2]], object) if rank == 2 else 1])",
+        ["CollectiveMismatchError", "rank 2: call #", "value[1]: dtype object"],
+    ),
+    "a gradient of another shape on one rank": (
+        "strategy.run(lambda: sgd.apply_gradients([(np.ones(3 + (rank == 1)), weight)]))",
+        ["CollectiveMismatchError", "rank 1: call #", "gradient of weight: expected shape (3,)"],
+    ),
+    "no gradient on one rank": (
+        "strategy.run(lambda: sgd.apply_gradients([(None if rank == 0 else np.ones(3), weight)]))",
+        ["CollectiveMismatchError", "rank 0: call #", "no gradient for any variable"],
+    ),
+    "a variable whose value fails on one rank": (
+        "in_scope(lambda: distrt.Variable(lambda: 1.0 / (rank - 2), name='odd'))",
+        ["CollectiveMismatchError", "rank 2: call #", "Variable odd", "ZeroDivisionError"],
+    ),
+    "an assignment of another shape on one rank": (
+        "strategy.run(lambda: total.assign(np.ones(1 + (rank == 1))))",
+        ["CollectiveMismatchError", "rank 1: call #", "total: expected a value of shape (1,)"],
+    ),
+    "an object that cannot be pickled on one rank": (
+        "strategy.communicator.all_gather_object(sys.stdout if rank == 1 else 1)",
+        ["CollectiveMismatchError", "rank 1: call #", "TypeError", "pickle"],
+    ),
+    "other devices on one rank": (
+        "distrt.MirroredStrategy([f'/cpu:{i}' for i in range(3 + (rank == 1))])",
+        ["InvalidArgumentError", "rank 1:", "4 devices for 3 rank"],
     ),
     "a GPU where there is none": (
         "distrt.MultiWorkerMirroredStrategy(device='gpu')",

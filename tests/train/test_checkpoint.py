@@ -1,10 +1,11 @@
 """Checkpoints on any number of ranks."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import distrt
-from distrt.errors import DistrtError, InvalidArgumentError, NotFoundError
+from distrt.errors import DistrtError, DTypeError, InvalidArgumentError, NotFoundError
 from distrt.train import SGD, Adam, Checkpoint
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -50,6 +51,32 @@ def test_what_was_written_is_read_and_training_goes_on_alike(strategy, folder):
     stepped(strategy, later, flat_other)
     for a, b in zip(flat, flat_other, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes() and a.shape == b.shape
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "uint64", "bool", "complex64", "bfloat16"])
+def test_every_dtype_comes_back(strategy, folder, dtype):
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    array = (np.arange(6).reshape(2, 3) % 2).astype(dtype)
+    Checkpoint(array=array, zero=np.array(array[0, 0])).write(folder / "c")
+    other, zero = np.empty_like(array), np.empty((), dtype)
+    Checkpoint(array=other, zero=zero).read(folder / "c")
+    assert (other == array).all() and zero == array[0, 0]
+
+
+def test_what_cannot_be_restored_is_not_saved(strategy, folder):
+    for thing in (3, None, np.float32(1)):
+        with pytest.raises(DTypeError, match=r"things/1: expected an array or a Variable"):
+            Checkpoint(things=[np.ones(2), thing]).write(folder / "d")
+    assert list(folder.iterdir()) == []
+
+
+def test_an_optimizer_must_be_built_before(strategy, folder):
+    one = model(strategy, 1.0)
+    adam = Adam()
+    adam.build([one["w"]])
+    Checkpoint(optimizer=adam).write(folder / "e")
+    with pytest.raises(InvalidArgumentError, match=r"optimizer\.build\(variables\)"):
+        Checkpoint(optimizer=Adam()).read(folder / "e")
 
 
 def test_a_missing_file_raises_on_every_rank(strategy, folder):

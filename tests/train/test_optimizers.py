@@ -3,11 +3,17 @@
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import distrt
-from distrt.errors import CollectiveMismatchError, ContextError, InvalidArgumentError
+from distrt.errors import (
+    CollectiveMismatchError,
+    ContextError,
+    DTypeError,
+    InvalidArgumentError,
+)
 from distrt.train import SGD, Adam
 from distrt.train.bucket import plan
 
@@ -82,6 +88,36 @@ def test_gradients_of_several_replicas_must_be_applied_in_run(strategy):
         v = distrt.Variable(np.zeros(3, np.float32), name="v")
     with pytest.raises(ContextError, match=r"inside strategy\.run"):
         SGD().apply_gradients([(np.ones(3), v)])
+
+
+def test_a_variable_of_another_strategy_is_refused(strategy):
+    alone = distrt.Variable(np.zeros(2), name="forgot the scope")
+    with strategy.scope():
+        v = distrt.Variable(np.zeros(2), name="v")
+    pairs = [(np.ones(2), alone), (np.ones(2), v)]
+    with pytest.raises(ContextError, match=r"(?s)forgot the scope belongs to.*strategy\.scope"):
+        strategy.run(lambda: SGD().apply_gradients(pairs))
+    one = distrt.OneDeviceStrategy("/cpu:0")
+    with pytest.raises(ContextError, match=r"v belongs to"):
+        one.run(lambda: SGD().apply_gradients([(np.ones(2), v)]))
+    with one.scope():
+        w = distrt.Variable(np.zeros(2), name="w")
+    with pytest.raises(InvalidArgumentError, match=r"variables of 2 strategies"):
+        SGD().apply_gradients([(np.ones(2), alone), (np.ones(2), w)])
+
+
+def test_only_float_variables_and_gradients(strategy):
+    with strategy.scope():
+        whole = distrt.Variable(np.zeros(2, np.int32), name="whole")
+        v = distrt.Variable(np.zeros(2, np.float16), name="v")
+    sgd = SGD(1.0)
+    with pytest.raises(DTypeError, match="whole is int32"):
+        strategy.run(lambda: sgd.apply_gradients([(np.ones(2), whole)]))
+    with pytest.raises(DTypeError, match="gradient of v: expected a float dtype, got complex64"):
+        strategy.run(lambda: sgd.apply_gradients([(np.ones(2, np.complex64), v)]))
+    assert sgd.iterations == 0
+    strategy.run(lambda: sgd.apply_gradients([(np.ones(2, ml_dtypes.bfloat16), v)]))
+    assert (v.numpy() == -strategy.num_replicas_in_sync).all()
 
 
 def test_a_gradient_missing_on_one_rank_is_named_on_all(strategy):
