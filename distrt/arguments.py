@@ -51,8 +51,9 @@ class Leaf(NamedTuple):
 
 
 def _flat(array: Any, row: DType) -> Any:
-    contiguous = array_namespace(array).ascontiguousarray(array)
-    return contiguous.reshape(-1).view(row.numpy)
+    if not array.flags.c_contiguous:
+        array = array_namespace(array).ascontiguousarray(array)
+    return array.reshape(-1).view(row.numpy)
 
 
 def leaf_of(value: Any, op: ReduceOp | None) -> Leaf:

@@ -24,6 +24,7 @@ __all__ = [
     "DTYPES",
     "DType",
     "Tree",
+    "address_of",
     "array_namespace",
     "as_array",
     "copy_to",
@@ -227,6 +228,11 @@ def copy_to(target: Any, source: Any) -> None:
         target[...] = source if is_cupy(source) else cupy_module().asarray(source)
     else:
         np.copyto(target, to_numpy(source))
+
+
+def address_of(array: Any) -> int:
+    """Return the address of an array's first element, in its own kind of memory."""
+    return int(array.data.ptr if is_cupy(array) else array.ctypes.data)
 
 
 def share_memory(one: Any, other: Any) -> bool:

@@ -22,6 +22,7 @@ from distrt.arguments import Leaf, describe, front_of, leaves_of, outs_of, untan
 from distrt.arrays import (
     DType,
     Tree,
+    address_of,
     array_namespace,
     copy_to,
     dtype_of,
@@ -343,7 +344,7 @@ class Communicator:
             target = kernels.empty(leaf.flat.size, leaf.row.numpy)
         else:
             target = out.reshape(-1).view(leaf.row.numpy)
-            if _address(target) == _address(leaf.flat):
+            if address_of(target) == address_of(leaf.flat):
                 target = leaf.flat
             elif share_memory(target, leaf.flat):
                 leaf = leaf._replace(flat=leaf.flat.copy())
@@ -400,8 +401,3 @@ class Communicator:
 
 def _pickled(value: Any) -> bytes:
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-
-
-def _address(flat: Any) -> tuple[int, int]:
-    pointer = flat.ctypes.data if isinstance(flat, np.ndarray) else flat.data.ptr
-    return int(pointer), int(flat.nbytes)

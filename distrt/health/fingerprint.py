@@ -45,21 +45,21 @@ class Fingerprints:
         """
         transport = self._transport
         text = self.call = f"call #{transport.begin()} {call}"
-        mine = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=_DIGEST).digest(), np.uint8)
+        mine = hashlib.blake2b(text.encode(), digest_size=_DIGEST).digest()
 
         # In round k a rank hears from the 2^k ranks before those that it knows of,
         # and "equal" means: all that I know of, directly or by hearsay, equal me.
         # After the last round every rank knows of all, so all come to one verdict.
         equal, distance = True, 1
         while distance < transport.size:
-            outgoing = np.append(mine, np.uint8(equal))
+            outgoing = np.frombuffer(mine + bytes([equal]), np.uint8)
             incoming = np.empty(_DIGEST + 1, np.uint8)
             left = (transport.rank - distance) % transport.size
             right = (transport.rank + distance) % transport.size
             received = transport.irecv(incoming, left, Tag.FINGERPRINT)
             sent = transport.isend(outgoing, right, Tag.FINGERPRINT)
             transport.wait([received, sent], text)
-            equal = equal and bool(incoming[-1]) and bool((incoming[:-1] == mine).all())
+            equal = equal and incoming.tobytes() == mine + b"\x01"
             distance *= 2
         if not equal:
             self._explain(text)
