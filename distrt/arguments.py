@@ -27,7 +27,7 @@ from distrt.arrays import (
 from distrt.errors import DistrtError, DTypeError, InvalidArgumentError
 from distrt.reduce_op import ReduceOp
 
-__all__ = ["Leaf", "describe", "front_of", "leaf_of", "leaves_of", "outs_of", "untangled"]
+__all__ = ["Leaf", "describe", "front_of", "leaves_of", "outs_of", "untangled"]
 
 _BYTES = DTYPES["u8"]
 

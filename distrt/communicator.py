@@ -1,7 +1,7 @@
 """The communicator: the verbs (layer 4).
 
-May import: arguments, collectives, health, kernels, transport, arrays, reduce_op,
-errors. A verb checks its arguments once, agrees with the other ranks that they
+May import: arguments, collectives, health, kernels, transport, settings, arrays,
+reduce_op, errors. A verb checks its arguments once, agrees with the other ranks that they
 are making the same call, picks an algorithm and runs it. Nothing below it
 raises for bad input; nothing above it sends a byte.
 """
@@ -31,7 +31,7 @@ from distrt.arrays import (
 )
 from distrt.collectives import schedule
 from distrt.collectives.ring import Ring, Slots
-from distrt.errors import ContextError, DistrtError, InvalidArgumentError
+from distrt.errors import ContextError, DistrtError, InvalidArgumentError, by_rank
 from distrt.health.fingerprint import Fingerprints
 from distrt.kernels import kernels_for
 from distrt.reduce_op import ReduceOp
@@ -297,8 +297,8 @@ class Communicator:
         if not failed:
             return result
         first = next(iter(failed.values()))[0]
-        listing = "\n".join(f"  rank {rank}: {text}" for rank, (_, text) in failed.items())
-        raise first(f"{what} failed:\n{listing}") from failure
+        texts = {rank: text for rank, (_, text) in failed.items()}
+        raise first(f"{what} failed:\n{by_rank(texts)}") from failure
 
     # ---------------------------------------------------------------- the way
 

@@ -7,6 +7,8 @@ place, so that ``except ValueError`` keeps working in ported programs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
@@ -18,7 +20,19 @@ __all__ = [
     "LaunchError",
     "NotFoundError",
     "PeerError",
+    "by_rank",
 ]
+
+
+def by_rank(texts: Mapping[int, str]) -> str:
+    """Write what the ranks say, a line for each text: ``ranks 0, 2: ...``."""
+    groups: dict[str, list[str]] = {}
+    for rank, text in texts.items():
+        groups.setdefault(text, []).append(str(rank))
+    return "\n".join(
+        f"  rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}"
+        for text, ranks in groups.items()
+    )
 
 
 class DistrtError(Exception):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from distrt.errors import InvalidArgumentError
 
 __all__ = ["Settings"]
 
-_T = TypeVar("_T")
+_Number = TypeVar("_Number", int, float)
 
 
 class Settings(NamedTuple):
@@ -33,13 +32,13 @@ class Settings(NamedTuple):
         )
 
 
-def _positive(name: str, kind: Callable[[str], _T], default: _T) -> _T:
+def _positive(name: str, kind: type[_Number], default: _Number) -> _Number:
     text = os.environ.get(name)
     if text is None:
         return default
     try:
         value = kind(text)
-        if value > 0:  # type: ignore[operator]
+        if value > 0:
             return value
     except ValueError:
         pass

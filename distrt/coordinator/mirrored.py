@@ -5,11 +5,12 @@ May import: coordinator.strategy, world, cluster, errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from distrt.cluster import device as devices_of
 from distrt.cluster.device import Device
+from distrt.cluster.topology import Topology
 from distrt.coordinator.strategy import Strategy
 from distrt.errors import InvalidArgumentError, LaunchError
 from distrt.world import World, world
@@ -24,7 +25,13 @@ def choose_device(everyone: World, prefer: str) -> Device:
       DeviceError: on every rank, where a GPU was asked for and some rank has none.
     """
     lists = everyone.communicator.all_gather_object(devices_of.visible_devices())
-    chosen = devices_of.choose(prefer, everyone.topology, lists)
+    return _agreed(everyone, lambda: devices_of.choose(prefer, everyone.topology, lists))
+
+
+def _agreed(everyone: World, choose: Callable[[], Device]) -> Device:
+    """Choose and activate this rank's device, or raise on all ranks. Collective."""
+    chosen = everyone.communicator.together("choosing devices", choose)
+    assert chosen is not None
     devices_of.activate(chosen)
     return chosen
 
@@ -54,27 +61,16 @@ class MirroredStrategy(Strategy):
                 f"MirroredStrategy works on one host, and these {everyone.topology.size} ranks are "
                 f"on {everyone.topology.nodes} ({hosts}): use MultiWorkerMirroredStrategy"
             )
-        if not devices:
-            super().__init__(everyone.communicator, choose_device(everyone, device))
-            return
-        own = _named(devices, everyone)
-        devices_of.activate(own)
+        if devices:
+            own = _agreed(everyone, lambda: _named(devices, everyone.topology))
+        else:
+            own = choose_device(everyone, device)
         super().__init__(everyone.communicator, own)
 
 
-def _named(names: Sequence[str], everyone: World) -> Device:
-    """Return the device that ``names`` gives this rank, after all ranks agreed. Collective."""
-
-    def own() -> Device:
-        _check_names(names, everyone.topology.size)
-        return devices_of.named(names[everyone.topology.rank])
-
-    chosen = everyone.communicator.together("choosing devices", own)
-    assert chosen is not None
-    return chosen
-
-
-def _check_names(names: Sequence[str], size: int) -> None:
+def _named(names: Sequence[str], topology: Topology) -> Device:
+    """Return the device that ``names`` gives this rank."""
+    size = topology.size
     if isinstance(names, str):
         raise InvalidArgumentError(f"devices: expected a list of names, got the string {names!r}")
     if len(names) != size:
@@ -84,3 +80,4 @@ def _check_names(names: Sequence[str], size: int) -> None:
         )
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"devices names a device twice: {list(names)}")
+    return devices_of.named(names[topology.rank])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -49,11 +50,15 @@ class Strategy(abc.ABC):
     Attributes:
       communicator: the collective verbs over the replicas of this strategy.
       device: what this rank computes on.
+      unnamed_variables: numbers the variables that got no name.
     """
 
     @abc.abstractmethod
     def __init__(self, communicator: Communicator, device: Device) -> None:
         self.communicator, self.device = communicator, device
+        # Unnamed variables are numbered here: those of a scope are created by all ranks,
+        # and one that a rank creates for itself elsewhere must not shift their names.
+        self.unnamed_variables = itertools.count()
 
     def __repr__(self) -> str:
         return (

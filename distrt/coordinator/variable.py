@@ -6,7 +6,6 @@ May import: coordinator.strategy, coordinator.replica_context, communicator, arr
 from __future__ import annotations
 
 import enum
-import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, final
@@ -22,8 +21,6 @@ from distrt.errors import ContextError, InvalidArgumentError
 
 __all__ = ["Variable", "VariableAggregation"]
 
-_numbers = itertools.count()
-
 
 class VariableAggregation(enum.Enum):
     """How the replicas' values become one when a variable is assigned inside ``run``.
@@ -37,6 +34,10 @@ class VariableAggregation(enum.Enum):
     SUM = 1
     MEAN = 2
     ONLY_FIRST_REPLICA = 3
+
+
+def _default_name(number: int) -> str:
+    return f"Variable_{number}" if number else "Variable"
 
 
 def _inside_run() -> bool:
@@ -55,7 +56,7 @@ class Variable(NDArrayOperatorsMixin):
     Args:
       initial_value: array, number, list, or a function without arguments that gives
         one. Equal shapes and dtypes on all ranks; Python floats become float32.
-      trainable: whether optimizers and ``trainable_variables`` should change it.
+      trainable: a mark for the program; an optimizer updates what it is given.
       name: for messages and checkpoints; by default "Variable", "Variable_1", ...
       dtype: converts the initial value.
       aggregation: a VariableAggregation, for assignments inside ``run``.
@@ -78,8 +79,7 @@ class Variable(NDArrayOperatorsMixin):
         self._strategy = get_strategy()
         self.trainable = trainable
         self.aggregation = aggregation
-        number = next(_numbers)
-        self.name = name or ("Variable" if number == 0 else f"Variable_{number}")
+        self.name = name or _default_name(next(self._strategy.unnamed_variables))
         with self._strategy.communicator.refusing(f"Variable {self.name}"):
             if not isinstance(aggregation, VariableAggregation):
                 raise InvalidArgumentError(

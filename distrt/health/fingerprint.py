@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from distrt.errors import CollectiveMismatchError
+from distrt.errors import CollectiveMismatchError, by_rank
 from distrt.transport.base import Tag, Transport
 
 __all__ = ["Fingerprints"]
@@ -65,15 +65,9 @@ class Fingerprints:
             self._explain(text)
 
     def _explain(self, text: str) -> None:
-        calls: dict[str, list[int]] = {}
-        for rank, theirs in enumerate(self._transport.all_gather_object(text)):
-            calls.setdefault(theirs, []).append(rank)
-        listing = "\n".join(
-            f"  rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {theirs}"
-            for theirs, ranks in calls.items()
-        )
+        calls = dict(enumerate(self._transport.all_gather_object(text)))
         raise CollectiveMismatchError(
-            f"the ranks made different calls:\n{listing}\n"
+            f"the ranks made different calls:\n{by_rank(calls)}\n"
             "All ranks must make the same collective calls in the same order, with equal "
             "structures, shapes and dtypes"
         )

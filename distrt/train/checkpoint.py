@@ -69,7 +69,7 @@ class Checkpoint:
         self._communicator = communicator or world().communicator
         self._things = things
 
-    def write(self, path: str | os.PathLike[str], **metadata: str) -> None:
+    def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file. All ranks must call; rank 0 writes.
 
         The file is complete or absent, never half-written: it is written beside
@@ -86,7 +86,7 @@ class Checkpoint:
             part = target.with_name(f".{target.name}.{os.getpid()}.part")
             try:
                 with part.open("wb") as file:
-                    file.write(save(arrays, metadata={str(k): str(v) for k, v in metadata.items()}))
+                    file.write(save(arrays))
                     file.flush()
                     os.fsync(file.fileno())
                 part.replace(target)
@@ -111,21 +111,16 @@ class Checkpoint:
         what = f"reading checkpoint {os.fspath(path)}"
         stored = self._communicator.together(what, read, ranks=[0])
         stored = self._communicator.broadcast_object(stored)
-        self._communicator.together(what, lambda: self._restore(stored))
+        # All are asked before any is changed.
+        self._communicator.together(what, lambda: self._check(stored))
+        self._restore(stored)
 
     def _arrays(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, thing in self._things.items():
-            if isinstance(thing, Stateful):
-                found |= {f"{name}/{key}": a for key, a in thing.state().items()}
-                continue
-            tree = flatten(thing)
-            for path, leaf in zip(tree.spec.paths(), tree.leaves, strict=True):
-                key = "/".join((name, *map(str, path)))
-                found[key] = _place_of(key, leaf)
-        return found
+        return {
+            k: a for name, thing in self._things.items() for k, a in _parts(name, thing).items()
+        }
 
-    def _restore(self, stored: dict[str, np.ndarray]) -> None:
+    def _check(self, stored: dict[str, np.ndarray]) -> None:
         own = self._arrays()
         if own.keys() != stored.keys():
             raise InvalidArgumentError(
@@ -140,16 +135,24 @@ class Checkpoint:
                     f"{key}: expected {np.dtype(array.dtype).name}{list(array.shape)}, "
                     f"the checkpoint holds {theirs.dtype.name}{list(theirs.shape)}"
                 )
+
+    def _restore(self, stored: dict[str, np.ndarray]) -> None:
         for name, thing in self._things.items():
-            prefix = f"{name}/"
+            parts = _parts(name, thing)
             if isinstance(thing, Stateful):
-                thing.load_state(
-                    {k[len(prefix) :]: a for k, a in stored.items() if k.startswith(prefix)}
-                )
-        for key, array in own.items():
-            if isinstance(array, np.generic):
+                thing.load_state({key.removeprefix(f"{name}/"): stored[key] for key in parts})
                 continue
-            copy_to(array, stored[key])
+            for key, array in parts.items():
+                copy_to(array, stored[key])
+
+
+def _parts(name: str, thing: Any) -> dict[str, Any]:
+    """Return the arrays of one thing by the keys under which they are stored."""
+    if isinstance(thing, Stateful):
+        return {f"{name}/{key}": array for key, array in thing.state().items()}
+    tree = flatten(thing)
+    keys = ["/".join((name, *map(str, path))) for path in tree.spec.paths()]
+    return {key: _place_of(key, leaf) for key, leaf in zip(keys, tree.leaves, strict=True)}
 
 
 def _place_of(key: str, leaf: Any) -> Any:

@@ -29,6 +29,15 @@ def test_a_variable_starts_from_rank_0_everywhere(strategy):
         f = distrt.Variable(lambda: float(rank), dtype=np.float64)
     assert (v.numpy() == np.random.default_rng(0).standard_normal((3, 5))).all()
     assert f.dtype == np.float64 and float(f) == 0.0
+    # A variable that one rank makes for itself shifts nobody's default names.
+    if rank == 0:
+        distrt.Variable(0.0)
+    with strategy.scope():
+        unnamed = [distrt.Variable(0.0).name for _ in range(2)]
+    assert len(set(unnamed)) == 2 and f.name not in unnamed
+    assert strategy.communicator.all_gather_object(unnamed) == [unnamed] * (
+        strategy.num_replicas_in_sync
+    )
     assert v.shape == (3, 5) and v.dtype == np.float64 and v.trainable and v.strategy is strategy
 
 

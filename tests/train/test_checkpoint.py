@@ -99,5 +99,12 @@ def test_other_contents_are_refused_and_change_nothing(strategy, folder):
     with pytest.raises(InvalidArgumentError, match=r"model/w: expected float64\[2, 3\].*float32"):
         Checkpoint(model=wide).read(path)
     assert (wide["w"].numpy() == 2.0).all()
+    # Where one rank holds something else, no rank is changed.
+    last = strategy.num_replicas_in_sync - 1
+    Checkpoint(a=np.ones(3)).write(path)
+    mine = np.zeros(4 if strategy.communicator.rank == last else 3)
+    with pytest.raises(InvalidArgumentError, match=rf"rank {last}: .*a: expected float64\[4\]"):
+        Checkpoint(a=mine).read(path)
+    assert (mine == 0).all()
     with pytest.raises(InvalidArgumentError, match=r"missing \['optimizer/iterations'\]"):
         Checkpoint(model=model(strategy, 1.0), optimizer=SGD()).read(path)
