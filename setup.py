@@ -1,9 +1,11 @@
 """The compiled part of the package; everything else stands in setup.cfg.
 
-Two small extensions, neither of which links MPI or CUDA, so one build serves
+Three small extensions, none of which links MPI or CUDA, so one build serves
 every MPI and every machine of an architecture:
 
 * ``distrt._host``: the host kernels of ``csrc/host``;
+* ``distrt._shared``: the collectives in shared memory of ``csrc/shared``; it
+  reads NumPy's structs, so it is built for one version of Python;
 * ``distrt._exits``: ends the whole job with the exit code of a failing rank.
 
 The headers and the CUDA sources are installed as package data, so that CuPy
@@ -15,6 +17,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
@@ -27,16 +30,17 @@ FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 EXITS = CSRC / "host" / "exits.cpp"
 
 
-def extension(name: str, sources: list[Path]) -> Extension:
+def extension(name: str, sources: list[Path], *, reads_numpy: bool = False) -> Extension:
+    includes = [str(CSRC / "include"), str(CSRC / "host")]
     return Extension(
         name,
         sources=[str(path) for path in sorted(sources)],
         depends=[str(path) for path in sorted(CSRC.rglob("*.h"))],
-        include_dirs=[str(CSRC / "include"), str(CSRC / "host")],
-        define_macros=LIMITED_API,
+        include_dirs=[*includes, np.get_include()] if reads_numpy else includes,
+        define_macros=[] if reads_numpy else LIMITED_API,
         extra_compile_args=FLAGS,
         language="c++",
-        py_limited_api=True,
+        py_limited_api=not reads_numpy,
     )
 
 
@@ -56,7 +60,7 @@ setup(
     cmdclass={"build_py": BuildPy},
     ext_modules=[
         extension("distrt._host", [p for p in (CSRC / "host").glob("*.cpp") if p != EXITS]),
+        extension("distrt._shared", [CSRC / "shared" / "module.cpp"], reads_numpy=True),
         extension("distrt._exits", [EXITS]),
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

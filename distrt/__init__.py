@@ -20,6 +20,7 @@ from distrt.coordinator.strategy import (
 )
 from distrt.coordinator.variable import Variable, VariableAggregation
 from distrt.data import DistributedDataset, DistributedIterator, InputContext
+from distrt.memory import empty, full, zeros
 from distrt.reduce_op import ReduceOp
 from distrt.version import __version__
 from distrt.world import World, world
@@ -41,7 +42,9 @@ __all__ = [
     "__version__",
     "array_namespace",
     "data",
+    "empty",
     "errors",
+    "full",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
@@ -49,4 +52,5 @@ __all__ = [
     "to_numpy",
     "train",
     "world",
+    "zeros",
 ]

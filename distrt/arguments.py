@@ -1,10 +1,11 @@
 """The arguments of a verb: checked once and made flat (layer 4).
 
-May import: arrays, reduce_op, errors. communicator.py is the only user.
+May import: collectives.schedule, arrays, reduce_op, errors. general.py is the only user.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,10 +25,20 @@ from distrt.arrays import (
     paths_of,
     share_memory,
 )
+from distrt.collectives.schedule import chunks
 from distrt.errors import DistrtError, DTypeError, InvalidArgumentError
 from distrt.reduce_op import ReduceOp
 
-__all__ = ["Leaf", "describe", "front_of", "leaves_of", "outs_of", "untangled"]
+__all__ = [
+    "Leaf",
+    "describe",
+    "front_of",
+    "leaves_of",
+    "outs_of",
+    "parts_of",
+    "row_bytes",
+    "untangled",
+]
 
 _BYTES = DTYPES["u8"]
 
@@ -81,17 +92,16 @@ def leaves_of(tree: Tree, op: ReduceOp | None) -> list[Leaf]:
     return leaves
 
 
-def front_of(value: Any, axis: int) -> tuple[Leaf, int]:
+def front_of(verb: str, value: Any, axis: int) -> tuple[Leaf, int]:
     """Return the leaf with ``axis`` moved to the front, and where it belongs."""
     array = as_array(value)
     try:
         axis = operator.index(axis)
     except TypeError as error:
-        raise InvalidArgumentError(f"all_gather: axis must be an int, got {axis!r}") from error
+        raise InvalidArgumentError(f"{verb}: axis must be an int, got {axis!r}") from error
     if array.ndim == 0 or not -array.ndim <= axis < array.ndim:
         raise InvalidArgumentError(
-            f"all_gather along axis {axis}: expected an array with that axis, "
-            f"got shape {array.shape}"
+            f"{verb} along axis {axis}: expected an array with that axis, got shape {array.shape}"
         )
     place = axis % array.ndim
     return leaf_of(array_namespace(array).moveaxis(array, place, 0), None), place
@@ -125,11 +135,34 @@ def outs_of(out: Any, tree: Tree, leaves: Sequence[Leaf]) -> list[Any]:
     return given.leaves
 
 
-def untangled(leaves: Sequence[Leaf], outs: Sequence[Any]) -> list[Leaf]:
-    """Copy the leaves that an earlier leaf's ``out`` would overwrite before they are read."""
+def untangled(leaves: Sequence[Leaf], outs: Sequence[Any], own: bool = False) -> list[Leaf]:
+    """Copy the leaves that an earlier ``out``, or their own, overwrites while they are read."""
     return [
         leaf._replace(flat=leaf.flat.copy())
-        if any(out is not None and share_memory(leaf.flat, out) for out in outs[:number])
+        if any(out is not None and share_memory(leaf.flat, out) for out in outs[: number + own])
         else leaf
         for number, leaf in enumerate(leaves)
+    ]
+
+
+def row_bytes(leaf: Leaf) -> int:
+    """Return the bytes of one row, an element along the first dimension."""
+    return leaf.dtype.itemsize * math.prod(leaf.shape[1:])
+
+
+def parts_of(verb: str, leaf: Leaf, size: int, equal: bool = False) -> list[Leaf]:
+    """Cut a leaf into one part of its rows for each rank; the first ones may have one row more."""
+    if not leaf.shape:
+        raise InvalidArgumentError(f"{verb}: expected an array with rows, got {leaf.text}")
+    if equal and leaf.shape[0] % size:
+        raise InvalidArgumentError(
+            f"{verb}: expected rows that divide by {size} ranks, got {leaf.text}: pass counts"
+        )
+    width = leaf.flat.size // max(1, leaf.shape[0])
+    return [
+        leaf._replace(
+            flat=leaf.flat[rows.offset * width : (rows.offset + rows.length) * width],
+            shape=(rows.length, *leaf.shape[1:]),
+        )
+        for rows in chunks(leaf.shape[0], size)
     ]

@@ -1,69 +1,34 @@
 """The communicator: the verbs (layer 4).
 
-May import: arguments, collectives, health, kernels, transport, settings, arrays,
-reduce_op, errors. A verb checks its arguments once, agrees with the other ranks that they
-are making the same call, picks an algorithm and runs it. Nothing below it
-raises for bad input; nothing above it sends a byte.
+May import: general, engine, transport, settings, reduce_op, errors. What each verb
+means is said here; general.py does it for any argument, engine.py picks the
+algorithm. Nothing below raises for bad input; nothing above sends a byte.
+
+A verb with one plain array tries the quick way first: one call into compiled code,
+which does the checks, the fingerprint and the collective (csrc/shared/module.cpp) and
+answers None where the call is not plain. The general way then makes the same call on
+the same channel, so ranks may go different ways.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import pickle
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar, final
+from typing import Any, TypeVar, final
 
-import numpy as np
-
-from distrt.arguments import Leaf, describe, front_of, leaves_of, outs_of, untangled
-from distrt.arrays import (
-    DType,
-    Tree,
-    address_of,
-    array_namespace,
-    copy_to,
-    dtype_of,
-    flatten,
-    share_memory,
-)
-from distrt.collectives import schedule
-from distrt.collectives.ring import Ring, Slots
-from distrt.errors import ContextError, DistrtError, InvalidArgumentError, by_rank
-from distrt.health.fingerprint import Fingerprints
-from distrt.kernels import kernels_for
+from distrt.engine import Engine
+from distrt.errors import DistrtError, by_rank
+from distrt.general import General
 from distrt.reduce_op import ReduceOp
 from distrt.settings import Settings
 from distrt.transport.base import Transport
+from distrt.transport.shared_memory import Node
 
 __all__ = ["Communicator"]
 
 _T = TypeVar("_T")
-_P = ParamSpec("_P")
-
-
-def _verb(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Refuse a call while another thread of this rank is in one.
-
-    Two threads would pair their messages with each other's: wrong results, no error.
-    """
-
-    @functools.wraps(method)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        self: Any = args[0]
-        if not self._busy.acquire(blocking=False):
-            raise ContextError(
-                f"{method.__name__} was called while another thread of rank {self.rank} is in a "
-                "collective call: make all collective calls of a rank from one thread"
-            )
-        try:
-            return method(*args, **kwargs)
-        finally:
-            self._busy.release()
-
-    return call
 
 
 @final
@@ -85,25 +50,25 @@ class Communicator:
     Attributes:
       rank, size: this rank and the number of ranks.
       transport: what carries the bytes.
-      algorithm: the name of the algorithm in use.
+      node: the memory that the ranks share, where all are on one host.
     """
 
-    algorithm = "ring"
-
-    def __init__(self, transport: Transport, settings: Settings | None = None) -> None:
+    def __init__(
+        self, transport: Transport, settings: Settings | None = None, node: Node | None = None
+    ) -> None:
         self.rank, self.size, self.transport = transport.rank, transport.size, transport
         self.settings = settings or Settings()
         transport.timeout_seconds = self.settings.timeout_seconds
-        self._fingerprints = Fingerprints(transport)
-        self._slots = Slots()
-        self._busy = threading.RLock()
+        self.node = node
+        self._engine = Engine(transport, self.settings, node)
+        self._quick = self._engine.quick
+        self._general = General(self._engine, self.rank, self.size)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"
 
     # ------------------------------------------------------------------ verbs
 
-    @_verb
     def all_reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, *, out: Any = None) -> Any:
         """Combine the ranks' values; every rank gets the result. All ranks must call.
 
@@ -117,152 +82,127 @@ class Communicator:
 
         Source: MPI_Allreduce, tf.distribute.ReplicaContext.all_reduce.
         """
+        tried = self._quick.quick_all_reduce(value, op, out)
+        if tried is None or tried is False:
+            return self._general.all_reduce(value, op, out, tried)
+        return tried
 
-        def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[Leaf], list[Any]]]:
-            parsed = ReduceOp.parse(op)
-            tree = flatten(value)
-            leaves = leaves_of(tree, parsed)
-            outs = outs_of(out, tree, leaves)
-            leaves = untangled(leaves, outs)
-            return f"op={parsed.value} {describe(tree, leaves)}", (parsed, tree, leaves, outs)
-
-        parsed, tree, leaves, outs = self._agree("all_reduce", prepare)
-        divisor = float(self.size) if parsed.divides else 1.0
-
-        def run(leaf: Leaf, target: Any) -> None:
-            self._ring(
-                schedule.all_reduce(self.size, self.rank),
-                schedule.chunks(leaf.flat.size, self.size),
-                leaf.row,
-                source=leaf.flat,
-                target=target,
-                op=parsed,
-                divisor=divisor,
-            )
-
-        return tree.rebuild(
-            [self._into(o, leaf, run) for o, leaf in zip(outs, leaves, strict=True)]
-        )
-
-    @_verb
     def reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, root: int = 0) -> Any:
         """As ``all_reduce``, but only ``root`` gets the result; the others get None.
 
         Source: MPI_Reduce.
         """
+        return self._general.reduce(value, op, root)
 
-        def prepare() -> tuple[str, tuple[ReduceOp, Tree, list[Leaf]]]:
-            parsed, chosen = ReduceOp.parse(op), self._root(root)
-            tree = flatten(value)
-            leaves = leaves_of(tree, parsed)
-            return f"op={parsed.value} root={chosen} {describe(tree, leaves)}", (
-                parsed,
-                tree,
-                leaves,
-            )
+    def reduce_scatter(
+        self, value: Any, op: ReduceOp | str = ReduceOp.SUM, *, out: Any = None
+    ) -> Any:
+        """Combine the ranks' values; rank r gets the r-th part of the rows. All ranks must call.
 
-        parsed, tree, leaves = self._agree("reduce", prepare)
-        divisor = float(self.size) if parsed.divides else 1.0
+        Args:
+          value: equal structure, shapes and dtypes on all ranks; at least one dimension.
+            [n * k, ...] gives [k, ...] on each of n ranks; where the rows do not divide,
+            the first ranks get one more.
+          op: as in ``all_reduce``, whose bits these are where both take one algorithm.
+          out: arrays that receive this rank's part.
 
-        def run(leaf: Leaf, target: Any) -> None:
-            self._ring(
-                schedule.reduce(self.size, self.rank, root),
-                schedule.chunks(leaf.flat.size, 1),
-                leaf.row,
-                source=leaf.flat,
-                target=target,
-                op=parsed,
-                divisor=divisor,
-            )
+        Source: MPI_Reduce_scatter.
+        """
+        tried = self._quick.quick_reduce_scatter(value, op, out)
+        if tried is None or tried is False:
+            return self._general.reduce_scatter(value, op, out, tried)
+        return tried
 
-        if self.rank == root:
-            return tree.rebuild([self._into(None, leaf, run) for leaf in leaves])
-        for leaf in leaves:
-            run(leaf, None)
-        return None
-
-    @_verb
-    def broadcast(self, value: Any, root: int = 0) -> Any:
+    def broadcast(self, value: Any, root: int = 0, *, out: Any = None) -> Any:
         """Give every rank ``root``'s value. All ranks must call.
 
         Args:
           value: equal structure, shapes and dtypes on all ranks; only root's contents count.
           root: the rank whose value it is.
+          out: arrays, structured as ``value``, that receive it; may be ``value``.
 
         Source: MPI_Bcast.
         """
+        tried = self._quick.quick_broadcast(value, root, out)
+        if tried is None or tried is False:
+            return self._general.broadcast(value, root, out, tried)
+        return tried
 
-        def prepare() -> tuple[str, tuple[Tree, list[Leaf]]]:
-            chosen, tree = self._root(root), flatten(value)
-            leaves = leaves_of(tree, None)
-            return f"root={chosen} {describe(tree, leaves)}", (tree, leaves)
-
-        tree, leaves = self._agree("broadcast", prepare)
-        program = schedule.broadcast(self.size, self.rank, root)
-
-        def run(leaf: Leaf, target: Any) -> None:
-            if self.rank == root:
-                target[...] = leaf.flat
-            chunks = schedule.chunks(leaf.flat.size, 1)
-            self._ring(program, chunks, leaf.row, source=leaf.flat, target=target)
-
-        return tree.rebuild([self._into(None, leaf, run) for leaf in leaves])
-
-    @_verb
-    def all_gather(self, value: Any, axis: int = 0) -> Any:
+    def all_gather(self, value: Any, axis: int = 0, *, out: Any = None) -> Any:
         """Concatenate the ranks' values along ``axis``, in rank order. All ranks must call.
 
         Args:
           value: at least one dimension; shapes may differ along ``axis`` only, parts may be empty.
           axis: counted from the end where negative.
+          out: arrays, structured as ``value``, that receive the result.
 
         Source: MPI_Allgatherv, tf.distribute.ReplicaContext.all_gather.
         """
+        tried = None
+        if axis == 0:
+            tried = self._quick.quick_all_gather(value, 0, out)
+        if tried is None or tried is False:
+            return self._general.all_gather(value, axis, out, tried)
+        return tried
 
-        def prepare() -> tuple[str, tuple[Tree, list[tuple[Leaf, int]]]]:
-            tree = flatten(value)
-            parts = [front_of(v, axis) for v in tree.leaves]
-            texts = [f"{leaf.dtype.name}{['*', *leaf.shape[1:]]}" for leaf, _ in parts]
-            return f"axis={axis} {tree.spec} {' '.join(texts)}", (tree, parts)
+    def gather(self, value: Any, root: int = 0, axis: int = 0) -> Any:
+        """As ``all_gather``, but only ``root`` gets the result; the others get None.
 
-        tree, parts = self._agree("all_gather", prepare)
-        lengths = self._gather_flat(np.array([leaf.shape[0] for leaf, _ in parts], np.int64))
-        rows = lengths.reshape(self.size, len(parts))
-        results = []
-        for (leaf, place), counts in zip(parts, rows.T, strict=True):
-            row_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape[1:], dtype=np.int64))
-            flat = self._gather_flat(leaf.flat, [int(c) * row_bytes for c in counts])
-            array = flat.view(leaf.dtype).reshape(int(counts.sum()), *leaf.shape[1:])
-            results.append(array_namespace(array).moveaxis(array, 0, place))
-        return tree.rebuild(results)
+        Source: MPI_Gatherv.
+        """
+        return self._general.gather(value, root, axis)
 
-    @_verb
+    def scatter(self, value: Any, root: int = 0) -> Any:
+        """Give rank r the r-th part of the rows of ``root``'s value. All ranks must call.
+
+        Args:
+          value: equal structure, shapes and dtypes on all ranks; only root's contents
+            count. Rows are divided as in ``reduce_scatter``.
+          root: the rank whose value it is.
+
+        Source: MPI_Scatterv.
+        """
+        return self._general.scatter(value, root)
+
+    def all_to_all(
+        self, value: Any, counts: Sequence[int] | None = None, *, out: Any = None
+    ) -> Any:
+        """Send a part of the rows to each rank; return what came, in rank order. All must call.
+
+        Args:
+          value: equal structure, dtypes and shapes on all ranks; with ``counts`` the
+            numbers of rows may differ.
+          counts: rows for each rank, by default equally many. All ranks give them or none.
+          out: arrays, structured as ``value``, that receive the result.
+
+        Source: MPI_Alltoall, MPI_Alltoallv.
+        """
+        tried = None
+        if counts is None:
+            tried = self._quick.quick_all_to_all(value, 0, out)
+        if tried is None or tried is False:
+            return self._general.all_to_all(value, counts, out, tried)
+        return tried
+
     def barrier(self) -> None:
         """Return once all ranks have called it. Source: MPI_Barrier."""
-        self._fingerprints.agree("barrier")
+        self._general.barrier()
 
-    @_verb
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's picklable ``value`` in rank order. All ranks must call.
 
         For small things; arrays belong to ``all_gather``.
         """
-        payload = self._agree("all_gather_object", lambda: ("", _pickled(value)))
-        return [pickle.loads(p) for p in self.transport.all_gather_bytes(payload)]
+        pickled = functools.partial(pickle.dumps, value, pickle.HIGHEST_PROTOCOL)
+        payloads = self._general.objects("all_gather_object", "", None, pickled)
+        return [pickle.loads(payload) for payload in payloads]
 
-    @_verb
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Return ``root``'s picklable ``value`` on every rank. All ranks must call."""
+        pickled = functools.partial(pickle.dumps, value, pickle.HIGHEST_PROTOCOL)
+        payload = self._general.objects("broadcast_object", f"root={root}", root, pickled)
+        return value if self.rank == root else pickle.loads(payload)
 
-        def prepare() -> tuple[str, bytes]:
-            chosen = self._root(root)
-            return f"root={chosen}", _pickled(value) if self.rank == chosen else b""
-
-        payload = self._agree("broadcast_object", prepare)
-        received = self.transport.broadcast_bytes(payload, root)
-        return value if self.rank == root else pickle.loads(received)
-
-    @_verb
     def together(
         self, what: str, action: Callable[[], _T], ranks: Sequence[int] | None = None
     ) -> _T | None:
@@ -285,14 +225,15 @@ class Communicator:
             original error is its cause.
         """
         result, failure = None, None
-        if ranks is None or self.rank in ranks:
-            try:
-                result = action()
-            except Exception as error:
-                failure = error
-        kind = type(failure) if isinstance(failure, DistrtError) else DistrtError
-        report = None if failure is None else (kind, f"{type(failure).__name__}: {failure}")
-        reports = dict(enumerate(self.all_gather_object(report)))
+        with self._general.alone("together"):
+            if ranks is None or self.rank in ranks:
+                try:
+                    result = action()
+                except Exception as error:
+                    failure = error
+            kind = type(failure) if isinstance(failure, DistrtError) else DistrtError
+            report = None if failure is None else (kind, f"{type(failure).__name__}: {failure}")
+            reports = dict(enumerate(self.all_gather_object(report)))
         failed = {rank: report for rank, report in reports.items() if report is not None}
         if not failed:
             return result
@@ -300,104 +241,11 @@ class Communicator:
         texts = {rank: text for rank, (_, text) in failed.items()}
         raise first(f"{what} failed:\n{by_rank(texts)}") from failure
 
-    # ---------------------------------------------------------------- the way
-
-    def _agree(self, verb: str, prepare: Callable[[], tuple[str, _T]]) -> _T:
-        """Check the arguments and compare the call with the other ranks'.
-
-        A rank whose arguments are refused still takes part, so that the others
-        learn why instead of waiting for it.
-        """
-        with self.refusing(verb):
-            text, plan = prepare()
-        self._fingerprints.agree(f"{verb} {text}")
-        return plan
-
     @contextlib.contextmanager
     def refusing(self, call: str) -> Iterator[None]:
         """Prepare a collective call: an exception inside is told to all ranks, then raised.
 
         The others, who make the call, raise CollectiveMismatchError instead of waiting.
         """
-        try:
+        with self._general.refusing(call):
             yield
-        except Exception as error:
-            kind = "" if isinstance(error, DistrtError) else f"{type(error).__name__}: "
-            self._fingerprints.agree(f"{call} refused: {kind}{error}")
-            raise
-
-    def _root(self, root: int) -> int:
-        if isinstance(root, int | np.integer) and 0 <= root < self.size:
-            return int(root)
-        raise InvalidArgumentError(f"root={root!r}: expected a rank from 0 to {self.size - 1}")
-
-    def _into(self, out: Any, leaf: Leaf, run: Callable[[Leaf, Any], None]) -> Any:
-        """Run with a target for ``leaf`` and return the result as the user sees it.
-
-        ``out`` is written directly where its memory is flat; ``run`` gets the
-        very source object as the target where they are the same memory, which
-        is how the algorithms recognise an in-place call.
-        """
-        kernels = kernels_for(leaf.flat)
-        direct = out is not None and out.flags.c_contiguous and type(out) is type(leaf.flat)
-        if not direct:
-            target = kernels.empty(leaf.flat.size, leaf.row.numpy)
-        else:
-            target = out.reshape(-1).view(leaf.row.numpy)
-            if address_of(target) == address_of(leaf.flat):
-                target = leaf.flat
-            elif share_memory(target, leaf.flat):
-                leaf = leaf._replace(flat=leaf.flat.copy())
-        run(leaf, target)
-        if direct:
-            return out
-        result = target.view(leaf.dtype).reshape(leaf.shape)
-        if out is None:
-            return result
-        copy_to(out, result)
-        return out
-
-    def _ring(
-        self,
-        program: tuple[schedule.Hop, ...],
-        chunks: Sequence[schedule.Span],
-        row: DType,
-        *,
-        source: Any,
-        target: Any,
-        op: ReduceOp | None = None,
-        divisor: float = 1.0,
-    ) -> None:
-        if self.size == 1:
-            if target is not source:
-                target[...] = source
-            return
-        ring = Ring(
-            self.transport,
-            kernels_for(source),
-            program,
-            chunks,
-            row=row,
-            op=op,
-            source=source,
-            target=target,
-            divisor=divisor,
-            slots=self._slots,
-            segment_bytes=self.settings.segment_bytes,
-        )
-        self.transport.drive(ring.step, self._fingerprints.call)
-
-    def _gather_flat(self, flat: Any, counts: list[int] | None = None) -> Any:
-        """Concatenate the ranks' 1-D arrays, of ``counts`` elements (default: equal ones)."""
-        counts = counts or [flat.size] * self.size
-        starts = np.concatenate(([0], np.cumsum(counts))).tolist()
-        spans = [schedule.Span(a, b - a) for a, b in itertools.pairwise(starts)]
-        target = kernels_for(flat).empty(starts[-1], flat.dtype)
-        target[spans[self.rank].slice] = flat
-        program = schedule.all_gather(self.size, self.rank)
-        self._ring(program, spans, dtype_of(flat), source=target, target=target)
-        return target
-
-
-def _pickled(value: Any) -> bytes:
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)

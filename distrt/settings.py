@@ -18,18 +18,48 @@ class Settings(NamedTuple):
     Attributes:
       segment_bytes: longest message of the ring (DISTRT_SEGMENT_BYTES).
       timeout_seconds: how long a call may wait for a peer (DISTRT_TIMEOUT).
+      algorithm: "direct", "ring", or "auto": the best one that is possible
+        (DISTRT_ALGORITHM).
+      shared_memory: "memfd", "file" (in /dev/shm), "auto": the first that works, or
+        "off" (DISTRT_SHARED_MEMORY).
+      heap_bytes: registered memory that each rank reserves at start; more is reserved
+        when it is needed (DISTRT_HEAP_BYTES).
+      stage_bytes: a slot through which arrays that are not registered pass (DISTRT_STAGE_BYTES).
+      inline_bytes: the longest array that travels behind its flag (DISTRT_INLINE_BYTES).
+      stream_bytes: from this traffic of a call on, results bypass the cache
+        (DISTRT_STREAM_BYTES).
     """
 
     segment_bytes: int = 1 << 19
     timeout_seconds: float = 1800.0
+    algorithm: str = "auto"
+    shared_memory: str = "auto"
+    heap_bytes: int = 0
+    stage_bytes: int = 1 << 19
+    inline_bytes: int = 1 << 12
+    stream_bytes: int = 1 << 40
 
     @classmethod
     def from_environment(cls) -> Settings:
         """Read the settings of this process's environment."""
+        default = cls()
         return cls(
-            _positive("DISTRT_SEGMENT_BYTES", int, cls._field_defaults["segment_bytes"]),
-            _positive("DISTRT_TIMEOUT", float, cls._field_defaults["timeout_seconds"]),
+            _positive("DISTRT_SEGMENT_BYTES", int, default.segment_bytes),
+            _positive("DISTRT_TIMEOUT", float, default.timeout_seconds),
+            _one_of("DISTRT_ALGORITHM", ("auto", "direct", "ring")),
+            _one_of("DISTRT_SHARED_MEMORY", ("auto", "memfd", "file", "off")),
+            _positive("DISTRT_HEAP_BYTES", int, default.heap_bytes),
+            _positive("DISTRT_STAGE_BYTES", int, default.stage_bytes),
+            _positive("DISTRT_INLINE_BYTES", int, default.inline_bytes),
+            _positive("DISTRT_STREAM_BYTES", int, default.stream_bytes),
         )
+
+
+def _one_of(name: str, names: tuple[str, ...]) -> str:
+    text = os.environ.get(name, names[0])
+    if text in names:
+        return text
+    raise InvalidArgumentError(f"{name}={text!r}: expected one of {', '.join(names)}")
 
 
 def _positive(name: str, kind: type[_Number], default: _Number) -> _Number:

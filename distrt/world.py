@@ -17,6 +17,7 @@ from distrt.errors import LaunchError
 from distrt.health import exits
 from distrt.settings import Settings
 from distrt.transport import loopback, mpi
+from distrt.transport.shared_memory import share
 
 __all__ = ["World", "alone", "world"]
 
@@ -62,11 +63,12 @@ def world() -> World:
     launcher.check_size(comm.Get_size(), os.environ)
     exits.install(comm)
     topology = discover(comm)
-    transport = mpi.MpiTransport(comm, exits.note, exits.departed)
+    transport = mpi.MpiTransport(comm, exits.counter(), exits.departed)
     settings = transport.broadcast_object(Settings.from_environment())
     affinities = transport.all_gather_object(sorted(os.sched_getaffinity(0)))
     threads.limit_blas_threads(topology, affinities)
-    return World(Communicator(transport, settings), topology, transport.name)
+    node = share(transport, topology.local_ranks, settings) if topology.size > 1 else None
+    return World(Communicator(transport, settings, node), topology, transport.name)
 
 
 def alone() -> Communicator:

@@ -177,6 +177,12 @@ PyObject* select(PyObject*, PyObject* name) {
     return nullptr;
 }
 
+const Kernel* table() { return host::active().kernels; }
+
+PyObject* kernels(PyObject*, PyObject*) {
+    return PyCapsule_New(reinterpret_cast<void*>(table), "distrt._host.kernels", nullptr);
+}
+
 PyObject* set_gil_threshold(PyObject*, PyObject* value) {
     const long long count = PyLong_AsLongLong(value);
     if (count == -1 && PyErr_Occurred()) return nullptr;
@@ -199,6 +205,7 @@ PyMethodDef methods[] = {
     fast("adam", adam,
          "adam(index, param, grad, m, v, count, alpha, beta1, beta2, epsilon)"),
     {"names", kernel_names, METH_NOARGS, "names() -> the kernels' exported names, by index"},
+    {"kernels", kernels, METH_NOARGS, "kernels() -> capsule: the active kernels, for _shared"},
     {"isa", isa, METH_NOARGS, "isa() -> the instruction set in use"},
     {"isas", isas, METH_NOARGS, "isas() -> the instruction sets that this processor runs"},
     {"select", select, METH_O, "select(isa): use this instruction set from now on"},

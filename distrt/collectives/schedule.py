@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "all_reduce",
     "broadcast",
     "chunks",
+    "joined",
     "reduce",
     "reduce_scatter",
     "segments",
@@ -76,6 +77,12 @@ def chunks(count: int, parts: int) -> tuple[Span, ...]:
     size, longer = divmod(count, parts)
     starts = [i * size + min(i, longer) for i in range(parts + 1)]
     return tuple(Span(a, b - a) for a, b in itertools.pairwise(starts))
+
+
+def joined(lengths: Sequence[int]) -> tuple[Span, ...]:
+    """Return the spans of parts of these lengths, laid one behind the other."""
+    ends = list(itertools.accumulate(lengths))
+    return tuple(Span(end - n, n) for n, end in zip(lengths, ends, strict=True))
 
 
 def segments(span: Span, limit: int) -> Iterator[Span]:

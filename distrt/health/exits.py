@@ -33,7 +33,7 @@ from typing import Any, final
 
 from distrt import _exits
 
-__all__ = ["LEAVE_TAG", "departed", "install", "note"]
+__all__ = ["LEAVE_TAG", "counter", "departed", "install"]
 
 LEAVE_TAG = 1000
 """Tag of the first round of the leave barrier; round k has LEAVE_TAG + k."""
@@ -161,10 +161,9 @@ def install(comm: Any) -> None:
     _leaving = leaving
 
 
-def note(calls: int) -> None:
-    """Remember how many collective calls this rank has made; peers learn it when it leaves."""
-    if _leaving is not None:
-        _leaving.own_calls.value = calls
+def counter() -> ctypes.c_int64:
+    """Return what counts this rank's collective calls; peers learn its value when it leaves."""
+    return ctypes.c_int64() if _leaving is None else _leaving.own_calls
 
 
 def departed() -> tuple[int, int] | None:

@@ -62,9 +62,10 @@ class Fingerprints:
             equal = equal and incoming.tobytes() == mine + b"\x01"
             distance *= 2
         if not equal:
-            self._explain(text)
+            self.explain(text)
 
-    def _explain(self, text: str) -> None:
+    def explain(self, text: str) -> None:
+        """Raise what the ranks called. All ranks must call it, once they know that they differ."""
         calls = dict(enumerate(self._transport.all_gather_object(text)))
         raise CollectiveMismatchError(
             f"the ranks made different calls:\n{by_rank(calls)}\n"

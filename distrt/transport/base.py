@@ -8,6 +8,8 @@ that must watch the clock, the signals and the peers.
 from __future__ import annotations
 
 import abc
+import ctypes
+import functools
 import os
 import pickle
 import time
@@ -36,6 +38,7 @@ class Tag:
     RING = 1
     FINGERPRINT = 2
     OBJECT = 3
+    EXCHANGE = 4
 
 
 class Request(abc.ABC):
@@ -55,7 +58,7 @@ class Transport(abc.ABC):
     Attributes:
       rank, size: this rank and the number of ranks.
       name: what it is, for people ("loopback", the MPI library's name).
-      calls: collective calls begun by this rank.
+      counter: counts the collective calls begun by this rank; compiled code adds to it too.
       timeout_seconds: how long a wait may go on without an answer.
       max_message_bytes: pickled objects longer than this travel in pieces.
     """
@@ -63,7 +66,6 @@ class Transport(abc.ABC):
     rank: int
     size: int
     name: str
-    calls: int = 0
     timeout_seconds: float = 1800.0
     max_message_bytes: int = 1 << 30
     _given_up: Callable[[], bool] | None = None
@@ -76,16 +78,21 @@ class Transport(abc.ABC):
     def irecv(self, buffer: Bytes, source: int, tag: int) -> Request:
         """Start to receive exactly ``buffer.size`` bytes into ``buffer``."""
 
+    @functools.cached_property
+    def counter(self) -> ctypes.c_int64:
+        """Counts the collective calls begun by this rank."""
+        return ctypes.c_int64()
+
+    @property
+    def calls(self) -> int:
+        """Collective calls begun by this rank."""
+        return self.counter.value
+
     @final
     def begin(self) -> int:
         """Count one more collective call of this rank, and return its number, from 1."""
-        self.calls += 1
-        self.note(self.calls)
+        self.counter.value += 1
         return self.calls
-
-    def note(self, calls: int) -> None:
-        """Let other ranks know how many calls this one has made, where they can ask."""
-        del calls
 
     @abc.abstractmethod
     def check_peers(self, what: str) -> None:
@@ -111,32 +118,38 @@ class Transport(abc.ABC):
         try:
             self._poll(step, what)
         except BaseException:
-            # MPI may still write into the buffers of these requests: they must outlive the call.
-            self._given_up = step
+            self.give_up(step)
             raise
+
+    @final
+    def give_up(self, step: Callable[[], bool]) -> None:
+        """Refuse every later call. MPI may still write into the buffers that ``step`` holds."""
+        self._given_up = step
+
+    @final
+    def look(self, what: str, waited_seconds: float) -> None:
+        """Raise where a wait is in vain: a peer is lost, or the deadline has passed."""
+        self.check_peers(what)
+        if waited_seconds > self.timeout_seconds:
+            raise CollectiveTimeoutError(
+                f"rank {self.rank} of {self.size} waited {self.timeout_seconds:g} s in "
+                f"{what} without an answer: some rank is stuck, or did not make this call. "
+                "Raise DISTRT_TIMEOUT (seconds) if a rank may be this slow"
+            )
 
     def _poll(self, step: Callable[[], bool], what: str) -> None:
         polls = 0
-        started = looked = 0.0
+        started = looked = time.monotonic()
         while not step():
             polls += 1
             if polls < _EAGER_POLLS:
                 os.sched_yield()
             else:
                 time.sleep(_NAP_SECONDS)
-            if polls % 256:
-                continue
             now = time.monotonic()
-            started = started or now
             if now - looked >= _LOOK_SECONDS:
                 looked = now
-                self.check_peers(what)
-                if now - started > self.timeout_seconds:
-                    raise CollectiveTimeoutError(
-                        f"rank {self.rank} of {self.size} waited {self.timeout_seconds:g} s in "
-                        f"{what} without an answer: some rank is stuck, or did not make this call. "
-                        "Raise DISTRT_TIMEOUT (seconds) if a rank may be this slow"
-                    )
+                self.look(what, now - started)
 
     @final
     def wait(self, requests: Sequence[Request], what: str) -> None:

@@ -6,6 +6,7 @@ bfloat16, NaN and the order of the folds the same under every MPI.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from collections.abc import Callable
@@ -90,7 +91,7 @@ class MpiTransport(Transport):
 
     Args:
       comm: the communicator; nothing else may use it.
-      note: told the number of each call as it begins.
+      counter: where calls are counted, so that other ranks can learn it when this one leaves.
       departed: returns a rank that has left the program and how many calls it had
         made, or None; asked every 100 ms of a wait.
     """
@@ -98,14 +99,15 @@ class MpiTransport(Transport):
     def __init__(
         self,
         comm: Any,
-        note: Callable[[int], None] = lambda calls: None,
+        counter: ctypes.c_int64 | None = None,
         departed: Callable[[], tuple[int, int] | None] = lambda: None,
     ) -> None:
         MPI = _mpi(initialize=True)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.name = _short_name(MPI.Get_library_version())
         self._comm, self._byte = comm, MPI.BYTE
-        self._note, self._departed = note, departed
+        self._departed = departed
+        self.counter = counter or ctypes.c_int64()
 
     def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
         """See ``Transport.isend``."""
@@ -116,10 +118,6 @@ class MpiTransport(Transport):
         """See ``Transport.irecv``."""
         with _peer_errors:
             return _MpiRequest(self._comm.Irecv((buffer, self._byte), source, tag), buffer)
-
-    def note(self, calls: int) -> None:
-        """See ``Transport.note``."""
-        self._note(calls)
 
     def check_peers(self, what: str) -> None:
         """See ``Transport.check_peers``."""

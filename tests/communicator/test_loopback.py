@@ -15,25 +15,42 @@ from distrt.errors import (
 )
 from distrt.settings import Settings
 from distrt.transport.loopback import LoopbackWorld, single
+from distrt.transport.shared_memory import share
 
 from .bodies import BODIES, check_same_bits_everywhere, check_sizes
 
+# Small limits, so that small arrays pass all of them.
+SMALL = Settings(segment_bytes=64, stage_bytes=256, inline_bytes=64, timeout_seconds=30.0)
+
 
 def run(body, size, **settings):
-    settings = Settings(**{"segment_bytes": 64, "timeout_seconds": 30.0, **settings})
-    return LoopbackWorld(size).run(lambda t: body(Communicator(t, settings)))
+    settings = SMALL._replace(**settings)
+
+    def program(transport):
+        if settings.algorithm == "ring":
+            return body(Communicator(transport, settings))
+        node = share(transport, range(size), settings)
+        try:
+            return body(Communicator(transport, settings, node))
+        finally:
+            transport.all_gather_object(None)  # the others may still read this rank's memory
+            node.close()
+
+    return LoopbackWorld(size).run(program)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
 @pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
-def test_verbs(body, size):
-    run(body, size)
+def test_verbs(body, algorithm, size):
+    run(body, size, algorithm=algorithm)
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 4, 12, 100, 1 << 20])
 def test_any_segment_size(segment_bytes):
-    run(check_same_bits_everywhere, 3, segment_bytes=max(segment_bytes, 64))
-    run(lambda comm: comm.all_reduce(np.ones(37, np.float32)), 5, segment_bytes=segment_bytes)
+    run(check_same_bits_everywhere, 3, algorithm="ring", segment_bytes=max(segment_bytes, 64))
+    ones = np.ones(37, np.float32)
+    run(lambda comm: comm.all_reduce(ones), 5, algorithm="ring", segment_bytes=segment_bytes)
 
 
 def test_many_ranks():
@@ -49,7 +66,11 @@ def test_segment_size_does_not_change_the_bits():
         rng = np.random.default_rng(comm.rank)
         return comm.all_reduce(rng.standard_normal(5003).astype(np.float32)).tobytes()
 
-    results = {bits for size in (64, 1000, 1 << 20) for bits in run(body, 4, segment_bytes=size)}
+    results = {
+        bits
+        for size in (64, 1000, 1 << 20)
+        for bits in run(body, 4, algorithm="ring", segment_bytes=size)
+    }
     assert len(results) == 1
 
 
@@ -127,6 +148,17 @@ def test_settings_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("DISTRT_SEGMENT_BYTES", "4096")
     monkeypatch.setenv("DISTRT_TIMEOUT", "2.5")
     assert Settings.from_environment() == Settings(4096, 2.5)
+    for name, good, bad in [
+        ("DISTRT_ALGORITHM", "ring", "rings"),
+        ("DISTRT_SHARED_MEMORY", "off", "no"),
+        ("DISTRT_STAGE_BYTES", "64", "-1"),
+    ]:
+        monkeypatch.setenv(name, good)
+        assert str(good) in map(str, Settings.from_environment())
+        monkeypatch.setenv(name, bad)
+        with pytest.raises(InvalidArgumentError, match=name):
+            Settings.from_environment()
+        monkeypatch.delenv(name)
     for bad in ("0", "-3", "x", ""):
         monkeypatch.setenv("DISTRT_TIMEOUT", bad)
         with pytest.raises(InvalidArgumentError, match="DISTRT_TIMEOUT"):

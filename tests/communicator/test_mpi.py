@@ -9,13 +9,17 @@ from distrt.settings import Settings
 
 from .bodies import BODIES
 
+# Small limits, so that small arrays pass all of them.
+SMALL = Settings(segment_bytes=64, stage_bytes=256, inline_bytes=64)
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
 @pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
-def test_verbs(body):
-    # Small segments, so that small arrays have several of them.
-    body(Communicator(distrt.world().communicator.transport, Settings(segment_bytes=64)))
+def test_verbs(body, algorithm):
+    everyone = distrt.world().communicator
+    body(Communicator(everyone.transport, SMALL._replace(algorithm=algorithm), everyone.node))
 
 
 @pytest.mark.parametrize("nbytes", [4_000, 8_000, 16_000, 65_536, 10**6, 2 * 10**7])

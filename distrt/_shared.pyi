@@ -1,0 +1,73 @@
+"""Types of the extension module ``distrt._shared`` (csrc/shared/module.cpp)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+arena_bytes: int
+
+class Channel:
+    def __init__(
+        self,
+        arenas: Sequence[int],
+        controls: Sequence[int],
+        rank: int,
+        window: int,
+        inline_bytes: int,
+        stage_bytes: int,
+        stream_bytes: int,
+        spins: int,
+        yields: int,
+        epoch: int,
+        counter: int,
+        look: Callable[[float, int, int, Any], None],
+    ) -> None: ...
+    def quick_all_reduce(self, value: Any, op: Any, out: Any, /) -> Any: ...
+    def quick_reduce_scatter(self, value: Any, op: Any, out: Any, /) -> Any: ...
+    def quick_all_gather(self, value: Any, root: int, out: Any, /) -> Any: ...
+    def quick_broadcast(self, value: Any, root: int, out: Any, /) -> Any: ...
+    def quick_all_to_all(self, value: Any, root: int, out: Any, /) -> Any: ...
+    @staticmethod
+    def fingerprint(
+        verb: int, op: int, dtype: int, shape: tuple[int, ...], root: int, /
+    ) -> int: ...
+    def fold(
+        self,
+        digest: int,
+        source: int,
+        target: int,
+        dtype: int,
+        op: int,
+        count: int,
+        divisor: float,
+        chunks: Sequence[tuple[int, int]] | None,
+        deliver: int,
+        root: int,
+        /,
+    ) -> None: ...
+    def move(
+        self,
+        digest: int,
+        source: int,
+        nbytes: int,
+        target: int,
+        pulls: Sequence[tuple[int, int, int]] | None,
+        /,
+    ) -> None: ...
+    def set_target(self, target: int, nbytes: int, /) -> None: ...
+    def offered(self) -> list[int]: ...
+    def step(self, seconds: float, /) -> int: ...
+    def give_up(self) -> None: ...
+    def unsynchronised(self, on: bool, /) -> None: ...
+    @property
+    def aborted(self) -> int: ...
+    @property
+    def running(self) -> bool: ...
+    @property
+    def given_up(self) -> bool: ...
+    held: int
+
+def configure(kernels: object, ops: tuple[Any, ...], rows: tuple[Any, ...], /) -> None: ...
+def map(fd: int, nbytes: int, /) -> int: ...
+def unmap(address: int, nbytes: int, /) -> None: ...
+def populate(address: int, nbytes: int, /) -> None: ...
+def control_bytes(inline_bytes: int, stage_bytes: int, /) -> int: ...
