@@ -37,7 +37,7 @@ class _NeverQuick:
     """What stands for the channel where the ranks have none: no call is quick."""
 
     held = 0
-    running = False
+    busy = False
 
     def quick_all_reduce(self, value: Any, op: Any, out: Any) -> None:
         """Leave the call to the general way."""
@@ -84,6 +84,10 @@ class Engine:
             self._fingerprints.agree(text)
             return
         self._fingerprints.call = f"call #{self._transport.calls + 1} {text}"
+        if direct.channel.given_up:
+            # A quick call was: the transport learns it now, and refuses this one.
+            self._transport.give_up(lambda: False)
+            self._drive(lambda: True)
         if quick is not None:
             self._first = quick(direct)
         else:
@@ -112,8 +116,6 @@ class Engine:
                 differs = True
                 return True
 
-        if self.direct is not None and self.direct.channel.given_up:
-            self._transport.give_up(step)
         try:
             self._transport.drive(guarded, self._fingerprints.call)
         except BaseException:

@@ -296,7 +296,7 @@ class General:
         error. Until it ends no call takes the quick way, which would not notice it.
         """
         quick = self.engine.quick
-        if not self._busy.acquire(blocking=False) or quick.running:
+        if quick.busy or not self._busy.acquire(blocking=False):
             raise ContextError(
                 f"{verb} was called while another thread of rank {self.rank} is in a "
                 "collective call: make all collective calls of a rank from one thread"

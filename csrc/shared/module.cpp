@@ -408,8 +408,8 @@ PyObject* channel_unsynchronised(PyObject* object, PyObject* value) {
 PyObject* get_aborted(PyObject* object, void*) {
     return PyLong_FromLong(self_of(object)->channel->aborted());
 }
-PyObject* get_running(PyObject* object, void*) {
-    return PyBool_FromLong(self_of(object)->busy || self_of(object)->channel->running());
+PyObject* get_busy(PyObject* object, void*) {
+    return PyBool_FromLong(self_of(object)->busy);
 }
 PyObject* get_given_up(PyObject* object, void*) {
     return PyBool_FromLong(self_of(object)->given_up);
@@ -498,7 +498,7 @@ PyMethodDef channel_methods[] = {
 };
 PyGetSetDef channel_attributes[] = {
     {"aborted", get_aborted, nullptr, "the rank that gave a call up, or -1", nullptr},
-    {"running", get_running, nullptr, "whether a call is under way", nullptr},
+    {"busy", get_busy, nullptr, "whether a thread is in a quick call", nullptr},
     {"given_up", get_given_up, nullptr, "whether a call was given up", nullptr},
     {"held", get_held, set_held, "quick calls answer None while this is not 0", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},

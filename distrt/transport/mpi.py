@@ -107,7 +107,7 @@ class MpiTransport(Transport):
         self.name = _short_name(MPI.Get_library_version())
         self._comm, self._byte = comm, MPI.BYTE
         self._departed = departed
-        self.counter = counter or ctypes.c_int64()
+        self.counter = ctypes.c_int64() if counter is None else counter
 
     def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
         """See ``Transport.isend``."""

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from distrt.collectives import schedule
 from distrt.errors import CollectiveMismatchError, DistrtError, DTypeError, InvalidArgumentError
 from distrt.reduce_op import ReduceOp
 
@@ -307,6 +308,135 @@ def check_together(comm):
     assert comm.together("only one", lambda: 5, ranks=[comm.size - 1]) == (
         5 if comm.rank == comm.size - 1 else None
     )
+
+
+def check_reduce_scatter(comm):
+    for rows in (0, 1, comm.size, 3 * comm.size, 3 * comm.size + 1, 101):
+        for dtype in (np.float32, np.float16, np.complex64):
+            for op in ("SUM", "MEAN"):
+                whole = comm.all_reduce(values(comm.rank, (rows, 3), dtype), op)
+                part = comm.reduce_scatter(values(comm.rank, (rows, 3), dtype), op)
+                span = schedule.chunks(rows, comm.size)[comm.rank]
+                same(part, whole[span.slice])
+    mine = values(comm.rank, (4 * comm.size,), np.float32)
+    out = np.empty(4, np.float32)
+    assert comm.reduce_scatter(mine, out=out) is out
+    expected = folded("SUM", comm, (4 * comm.size,), np.float32)
+    same(out, expected[4 * comm.rank : 4 * comm.rank + 4])
+    # The part may lie in the value itself.
+    comm.reduce_scatter(mine, out=mine[:4])
+    same(mine[:4], expected[4 * comm.rank : 4 * comm.rank + 4])
+    same(
+        comm.reduce_scatter({"a": np.ones(comm.size, np.int32)})["a"],
+        np.full(1, comm.size, np.int32),
+    )
+    with pytest.raises(InvalidArgumentError, match="an array with rows"):
+        comm.reduce_scatter(np.float32(1))
+
+
+def check_gather_and_scatter(comm):
+    for root in range(comm.size):
+        for length in (0, 1, 40, 1000):
+            parts = [values(r, (length + r, 2), np.float32) for r in range(comm.size)]
+            result = comm.gather(parts[comm.rank], root)
+            if comm.rank == root:
+                same(result, np.concatenate(parts))
+            else:
+                assert result is None
+            whole = values(root, (length, 3), np.int16)
+            mine = comm.scatter(whole if comm.rank == root else np.zeros_like(whole), root)
+            same(mine, whole[schedule.chunks(length, comm.size)[comm.rank].slice])
+    turned = comm.gather(np.full((2, 1), comm.rank, np.int64), axis=1)
+    if comm.rank == 0:
+        same(turned, np.tile(np.arange(comm.size), (2, 1)))
+
+
+def check_all_to_all(comm):
+    for rows in (0, 1, 7, 300):
+        mine = values(comm.rank, (rows * comm.size, 2), np.float32)
+        parts = [values(r, (rows * comm.size, 2), np.float32) for r in range(comm.size)]
+        at = slice(rows * comm.rank, rows * (comm.rank + 1))
+        expected = np.concatenate([part[at] for part in parts])
+        same(comm.all_to_all(mine), expected)
+        out = np.empty_like(mine)
+        assert comm.all_to_all(mine, out=out) is out
+        same(out, expected)
+    # Rank s sends s + d rows, each naming both, to rank d.
+    counts = [comm.rank + d for d in range(comm.size)]
+    mine = np.concatenate(
+        [np.full((comm.rank + d, 2), 10 * comm.rank + d) for d in range(comm.size)]
+    )
+    expected = [np.full((s + comm.rank, 2), 10 * s + comm.rank) for s in range(comm.size)]
+    same(comm.all_to_all(mine, counts), np.concatenate(expected))
+    if comm.size > 1:
+        with pytest.raises(InvalidArgumentError, match="divide by"):
+            comm.all_to_all(np.ones(comm.size + 1))
+    with pytest.raises(InvalidArgumentError, match="add up to the rows"):
+        comm.all_to_all(np.ones(3), [4] * comm.size)
+
+
+def check_plain_general_and_registered_calls_meet(comm):
+    """Ranks may call a verb the quick way or the general one, on registered memory or not."""
+    empty = np.empty if comm.node is None else comm.node.arena.heap.empty
+    for size in (0, 1, 15, 16, 17, 63, 64, 65, 1009):
+        kinds = [
+            lambda array: array,
+            lambda array: np.repeat(array, 2)[::2],
+            lambda array: array.astype(array.dtype, copy=True),
+            lambda array: _registered(empty, array),
+        ]
+        for shift in range(len(kinds)):
+            kind = kinds[(comm.rank + shift) % len(kinds)]
+            mine = kind(values(comm.rank, (size,), np.float32))
+            expected = folded("SUM", comm, (size,), np.float32)
+            same(comm.all_reduce(mine), expected)
+            assert comm.all_reduce(mine, out=mine) is mine
+            same(mine, expected)
+            mine = kind(values(comm.rank, (size,), np.float32))
+            out = kinds[(comm.rank + shift + 1) % len(kinds)](np.zeros(size, np.float32))
+            same(
+                comm.broadcast(mine, comm.size - 1, out=out),
+                values(comm.size - 1, (size,), np.float32),
+            )
+            joined = kinds[(comm.rank + shift + 3) % len(kinds)](
+                np.zeros(size * comm.size, np.float32)
+            )
+            parts = [values(r, (size,), np.float32) for r in range(comm.size)]
+            same(comm.all_gather(mine, out=joined), np.concatenate(parts))
+            result = comm.reduce(mine, "MAX", comm.size // 2)
+            if comm.rank == comm.size // 2:
+                same(result, folded("MAX", comm, (size,), np.float32))
+    # A view that is not whole: its neighbours are not touched.
+    whole = np.zeros((50, 2), np.float32)
+    view = whole[:, 0]
+    view[:] = comm.rank
+    comm.all_reduce(view, out=view)
+    same(whole[:, 0], np.full(50, sum(range(comm.size)), np.float32))
+    same(whole[:, 1], np.zeros(50, np.float32))
+
+
+def check_quick_and_general_mismatches(comm):
+    if comm.size == 1:
+        return
+    for _ in range(3):
+        with pytest.raises(CollectiveMismatchError, match=r"all_reduce op=SUM float32\[4\]"):
+            comm.all_reduce(np.ones(4 if comm.rank == 0 else 5, np.float32))
+        with pytest.raises(CollectiveMismatchError, match="broadcast"):
+            if comm.rank == 0:
+                comm.broadcast(np.ones(4, np.float32), out=np.ones(4, np.float32))
+            else:
+                comm.all_reduce(np.ones(4, np.float32))
+        with pytest.raises(CollectiveMismatchError, match="op=MAX"):
+            comm.all_reduce(np.ones(100, np.float32), ReduceOp.MAX if comm.rank else ReduceOp.SUM)
+        with pytest.raises(CollectiveMismatchError, match=r"float32\[4\]"):
+            comm.all_reduce(np.ones(4, np.float32) if comm.rank else {"a": np.ones(4, np.float32)})
+        same(comm.all_reduce(np.ones(4, np.float32)), np.full(4, comm.size, np.float32))
+
+
+def _registered(empty, array):
+    result = empty(array.shape, array.dtype)
+    result[...] = array
+    return result
 
 
 BODIES = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
