@@ -241,6 +241,47 @@ class Communicator:
         texts = {rank: text for rank, (_, text) in failed.items()}
         raise first(f"{what} failed:\n{by_rank(texts)}") from failure
 
+    def empty(self, like: Any, count: int, dtype: Any) -> Any:
+        """Return [count] of ``dtype``, uninitialised, in the memory of ``like``. Not collective.
+
+        On the host it is registered where the ranks share memory; see ``distrt.empty``.
+        """
+        return self._engine.empty(like, count, dtype)
+
+    def algorithm_for(self, verb: str) -> str:
+        """Return the name of the algorithm that NumPy arrays take in ``verb``. Not collective."""
+        return self._engine.algorithm_for(verb)
+
+    def flag_round_trip(self, rounds: int = 2000) -> float | None:
+        """Return how long a flag takes from rank 0 to rank 1 and back, in seconds. All must call.
+
+        What bounds every collective in shared memory from below; None where there is none.
+        """
+        if self._engine.direct is None:
+            return None
+        times = []
+        for _ in range(5):
+            self.barrier()
+            times.append(self._quick.round_trips(rounds) / rounds)
+            self.barrier()
+        shortest: float = self.broadcast_object(min(times))
+        return shortest
+
+    @contextlib.contextmanager
+    def unsynchronised(self) -> Iterator[None]:
+        """Let quick calls do their memory traffic and wait for nobody: a benchmark's limit.
+
+        Results inside mean nothing. Before, the very same call must have been made once.
+        All ranks must enter and leave together.
+        """
+        self.barrier()
+        self._quick.unsynchronised(True)
+        try:
+            yield
+        finally:
+            self._quick.unsynchronised(False)
+            self.barrier()
+
     @contextlib.contextmanager
     def refusing(self, call: str) -> Iterator[None]:
         """Prepare a collective call: an exception inside is told to all ranks, then raised.

@@ -39,6 +39,9 @@ class _NeverQuick:
     held = 0
     busy = False
 
+    def unsynchronised(self, on: bool) -> None:
+        """Messages cannot do without waiting."""
+
     def quick_all_reduce(self, value: Any, op: Any, out: Any) -> None:
         """Leave the call to the general way."""
 
@@ -62,12 +65,25 @@ class Engine:
         self._fingerprints = Fingerprints(transport)
         self._slots = Slots()
         self._first = 0
+        self._node = node
         self.direct: Direct | None = None
         shares = node is not None and len(node.bases) == transport.size > 1
         if shares and settings.algorithm != "ring":
             assert node is not None
             self.direct = Direct(transport, node, settings, self._look)
         self.quick: Any = _NeverQuick() if self.direct is None else self.direct.channel
+
+    def empty(self, like: Any, count: int, dtype: Any) -> Any:
+        """Return a flat array that this engine's algorithms use where it lies."""
+        if self._node is None or is_cupy(like):
+            return kernels_for(like).empty(count, np.dtype(dtype))
+        return self._node.arena.heap.empty(count, dtype)
+
+    def algorithm_for(self, verb: str) -> str:
+        """Return the name of the algorithm that NumPy arrays take in ``verb``."""
+        if self.direct is not None:
+            return "direct"
+        return "exchange" if verb in ("all_to_all", "gather", "scatter") else "ring"
 
     # ----------------------------------------------------------------- checks
 

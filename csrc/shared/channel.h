@@ -64,6 +64,7 @@ class Channel {
     int size() const { return size_; }
     int aborted() const { return barrier_.aborted(); }
     void abort() { barrier_.abort(); }
+    double round_trips(uint32_t rounds) { return barrier_.round_trips(rounds); }
     bool running() const { return phase_ != Phase::idle; }
     // Bytes of each rank's source, known after the first barrier of a move.
     int64_t offered_bytes(int rank) const { return static_cast<int64_t>(offers_[rank].bytes); }
@@ -258,7 +259,11 @@ class Channel {
         staged_ = staged;
         closes_ = call_.folds || closes;
         total_bytes_ = call_.folds ? int64_t(own_.bytes) * size_ : 0;
-        streams_ = !staged && total_bytes_ >= stream_bytes_;
+        // In place the lines are in the cache already: to stream them would throw them out.
+        bool in_place = false;
+        for (const Offer& offer : offers_)
+            in_place = in_place || (offer.source == offer.target && offer.flags != 0);
+        streams_ = !staged && !in_place && total_bytes_ >= stream_bytes_;
         if (call_.gathers) join();
     }
 

@@ -42,6 +42,7 @@ static_assert(sizeof(Line) == line_bytes, "a flag and its offer travel in one ca
 // input slots and two result slots.
 struct alignas(pair_bytes) Head {
     Word sleepers;
+    alignas(line_bytes) Word ping;  // for round_trips alone
 };
 
 struct Layout {
@@ -105,6 +106,22 @@ class Barrier {
 
     const Offer& offer(int rank) const { return line(rank).offer; }
     int aborted() const { return aborted_; }
+
+    // Passes a word between ranks 0 and 1 to and fro, `rounds` times; the others do nothing.
+    // Returns the seconds it took. Call it between two barriers.
+    double round_trips(uint32_t rounds) {
+        if (rank_ > 1) return 0;
+        Word &own = head(rank_).ping, &other = head(1 - rank_).ping;
+        own.store(0, std::memory_order_relaxed);
+        const int64_t started = now_ns();
+        for (uint32_t i = 1; i <= rounds; ++i) {
+            if (rank_ == 0) own.store(i, std::memory_order_release);
+            for (int looks = 0; other.load(std::memory_order_acquire) != i; ++looks)
+                if (looks > 10000) sched_yield();
+            if (rank_ == 1) own.store(i, std::memory_order_release);
+        }
+        return static_cast<double>(now_ns() - started) * 1e-9;
+    }
 
     // Tells the neighbours that this rank has given a call up.
     void abort() { arena(rank_).abort.store(1, std::memory_order_seq_cst); }

@@ -405,6 +405,16 @@ PyObject* channel_unsynchronised(PyObject* object, PyObject* value) {
     Py_RETURN_NONE;
 }
 
+PyObject* channel_round_trips(PyObject* object, PyObject* rounds) {
+    const long count = PyLong_AsLong(rounds);
+    if (count == -1 && PyErr_Occurred()) return nullptr;
+    double seconds;
+    Py_BEGIN_ALLOW_THREADS
+    seconds = self_of(object)->channel->round_trips(static_cast<uint32_t>(count));
+    Py_END_ALLOW_THREADS
+    return PyFloat_FromDouble(seconds);
+}
+
 PyObject* get_aborted(PyObject* object, void*) {
     return PyLong_FromLong(self_of(object)->channel->aborted());
 }
@@ -493,6 +503,7 @@ PyMethodDef channel_methods[] = {
     {"offered", channel_offered, METH_NOARGS, "bytes of each rank's source in this move"},
     {"step", channel_step, METH_O, "step(seconds) -> status"},
     {"give_up", channel_give_up, METH_NOARGS, "refuse every later call, and tell the neighbours"},
+    {"round_trips", channel_round_trips, METH_O, "round_trips(rounds) -> seconds, on ranks 0 and 1"},
     {"unsynchronised", channel_unsynchronised, METH_O, "the benchmark's limit: wait for nobody"},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -1,6 +1,6 @@
 """Buckets: many gradients in few flat buffers, so that few collectives move them (layer 5).
 
-May import: communicator, kernels, arrays, reduce_op, errors.
+May import: communicator, arrays, reduce_op, errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 
 from distrt.arrays import copy_to
 from distrt.communicator import Communicator
-from distrt.kernels import kernels_for
 from distrt.reduce_op import ReduceOp
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "Bucket", "Buckets", "plan"]
@@ -70,17 +69,24 @@ class Buckets:
       arrays: the arrays that the gradients belong to; their kind of memory is used.
       names: what the arrays are called, for the message where ranks disagree.
       bucket_bytes: see ``plan``.
+      communicator: gives the buffers, in registered memory where it can.
 
     Attributes:
       views: flat views, in the order of ``arrays``; write gradients here.
     """
 
-    def __init__(self, arrays: Sequence[Any], names: Sequence[str], bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        names: Sequence[str],
+        bucket_bytes: int,
+        communicator: Communicator,
+    ) -> None:
         self.buckets = plan(
             [a.shape for a in arrays], [np.dtype(a.dtype) for a in arrays], bucket_bytes
         )
         self._flats = [
-            kernels_for(arrays[b.members[0]]).empty(b.size, b.dtype) for b in self.buckets
+            communicator.empty(arrays[b.members[0]], b.size, b.dtype) for b in self.buckets
         ]
         # The key of the one-entry dict that is reduced: where ranks hold gradients of
         # different variables, the fingerprint of the call shows these names.

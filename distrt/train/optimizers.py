@@ -89,14 +89,14 @@ class Optimizer(abc.ABC):
             )
         (communicator,) = communicators
         with communicator.refusing("apply_gradients"):
-            buckets, variables = self._filled(given)
+            buckets, variables = self._filled(given, communicator)
         buckets.all_reduce(communicator)
         self.iterations += 1
         for variable, gradient in zip(variables, buckets.views, strict=True):
             self._update(variable.value.reshape(-1), gradient, self._slots[variable.name])
 
     def _filled(
-        self, given: Sequence[tuple[Any, Trainable]]
+        self, given: Sequence[tuple[Any, Trainable]], communicator: Communicator
     ) -> tuple[Buckets, Sequence[Trainable]]:
         """Check the gradients and copy them into the buckets of their variables."""
         pairs = [(g, v) for g, v in given if g is not None]
@@ -109,7 +109,9 @@ class Optimizer(abc.ABC):
         buckets = self._buckets.get(names)
         if buckets is None:
             arrays = [v.value for v in variables]
-            buckets = self._buckets[names] = Buckets(arrays, names, self._bucket_bytes)
+            buckets = self._buckets[names] = Buckets(
+                arrays, names, self._bucket_bytes, communicator
+            )
         buckets.fill(gradients)
         return buckets, variables
 

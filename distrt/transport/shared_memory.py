@@ -46,7 +46,7 @@ class Arena:
       heap_bytes: reserved at once.
 
     Raises:
-      OSError: there is no room.
+      OSError, MemoryError: there is no room.
     """
 
     def __init__(self, kind: str, window_bytes: int, heap_bytes: int) -> None:
@@ -156,7 +156,7 @@ def _share(
     try:
         arena = Arena(kind, max(window, 1 << 30), settings.heap_bytes)
         mine = _Shared(arena.path, arena.nonce, "")
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         need = settings.heap_bytes or 4096
         mine = _Shared("", b"", f"an arena ({kind}) of {need} bytes: {error}")
     everyone: list[_Shared] = transport.all_gather_object(mine)
