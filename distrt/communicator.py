@@ -268,13 +268,13 @@ class Communicator:
         return shortest
 
     @contextlib.contextmanager
-    def unsynchronised(self) -> Iterator[None]:
-        """Let quick calls do their memory traffic and wait for nobody: a benchmark's limit.
+    def unsynchronised(self, call: Callable[[], Any]) -> Iterator[None]:
+        """Let ``call``, a quick one, do its memory traffic and wait for nobody: its limit.
 
-        Results inside mean nothing. Before, the very same call must have been made once.
+        For benchmarks. Only this call may be made inside, and its results mean nothing.
         All ranks must enter and leave together.
         """
-        self.barrier()
+        call()
         self._quick.unsynchronised(True)
         try:
             yield

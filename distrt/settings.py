@@ -26,7 +26,7 @@ class Settings(NamedTuple):
         when it is needed (DISTRT_HEAP_BYTES).
       stage_bytes: a slot through which arrays that are not registered pass (DISTRT_STAGE_BYTES).
       inline_bytes: the longest array that travels behind its flag (DISTRT_INLINE_BYTES).
-      stream_bytes: from this many bytes of all ranks together on, a reduction that is
+      stream_bytes: from this many bytes of all ranks together on, a call that is
         not in place writes its result past the cache (DISTRT_STREAM_BYTES). Measured on
         2 ranks: 64 MiB each 16 ms -> 12 ms, 16 MiB each no difference, in place slower.
     """

@@ -258,13 +258,15 @@ class Channel {
         pieces_ = std::max<int64_t>(1, (longest + quantum_ - 1) / quantum_);
         staged_ = staged;
         closes_ = call_.folds || closes;
-        total_bytes_ = call_.folds ? int64_t(own_.bytes) * size_ : 0;
         // In place the lines are in the cache already: to stream them would throw them out.
         bool in_place = false;
         for (const Offer& offer : offers_)
             in_place = in_place || (offer.source == offer.target && offer.flags != 0);
-        streams_ = !staged && !in_place && total_bytes_ >= stream_bytes_;
         if (call_.gathers) join();
+        // How much all ranks touch: each decides for itself, since only speed depends on it.
+        int64_t touched = call_.folds ? int64_t(own_.bytes) : 0;
+        for (const Span& pull : call_.pulls) touched += pull.length;
+        streams_ = !staged && !(call_.folds && in_place) && touched * size_ >= stream_bytes_;
     }
 
     // Elements of each rank's chunk that fit in a slot beside those of the others.
@@ -370,6 +372,14 @@ class Channel {
             for (Span& pull : call_.pulls) pull.length = 0;
     }
 
+    // Overlaps where a part stays in place or moves within its own buffer.
+    void copy_own(char* place, const char* from, int64_t bytes) const {
+        if (place + bytes <= from || from + bytes <= place)
+            copy(place, from, bytes, streams_);
+        else
+            std::memmove(place, from, bytes);
+    }
+
     // Registered and inline sources are taken whole with the first piece.
     void pull_piece() {
         for (int step = 0; step < size_; ++step) {
@@ -378,13 +388,13 @@ class Channel {
             char* place = call_.target + call_.places[from];
             if (pull.length == 0) continue;
             if (from == rank_) {
-                if (piece_ == 0) std::memmove(place, call_.source + pull.offset, pull.length);
+                if (piece_ == 0) copy_own(place, call_.source + pull.offset, pull.length);
             } else if (is_small(from) || has(from, source_registered)) {
                 const char* whole = is_small(from)
                                         ? ranks_[from].control + layout_.small(first_epoch_)
                                         : ranks_[from].arena + offers_[from].source;
                 if (piece_ == 0)
-                    copy(place, whole + pull.offset, pull.length, pull.length >= stream_bytes_);
+                    copy(place, whole + pull.offset, pull.length, streams_);
             } else {
                 const int64_t start = piece_ * quantum_;
                 const int64_t low = std::max(pull.offset, start);
@@ -429,7 +439,7 @@ class Channel {
     bool small_ = false, staged_ = false, closes_ = false, streams_ = false;
     uint64_t calls_ = 0;
     uint32_t first_epoch_ = 0, slot_ = 0;
-    int64_t piece_ = 0, pieces_ = 0, quantum_ = 0, total_bytes_ = 0;
+    int64_t piece_ = 0, pieces_ = 0, quantum_ = 0;
 };
 
 }  // namespace shared

@@ -33,6 +33,7 @@ struct Row {
 std::vector<Row> rows;
 host::Kernel const* (*kernels)() = nullptr;
 PyObject* op_members[ops] = {};
+PyObject* invalid_argument = nullptr;  // distrt.errors.InvalidArgumentError
 
 const Row* row_of(PyArrayObject* array) {
     const int type = PyArray_TYPE(array);
@@ -257,7 +258,7 @@ PyObject* quick_move(PyObject* object, PyObject* const* args, Py_ssize_t given, 
         for (int rank = 0; rank < channel.size(); ++rank) joined += channel.offered_bytes(rank);
         if (joined != call.target_bytes) {
             Py_DECREF(result);
-            PyErr_Format(PyExc_ValueError,
+            PyErr_Format(invalid_argument,
                          "all_gather: out has %lld bytes, the ranks' parts have %lld together",
                          static_cast<long long>(call.target_bytes), static_cast<long long>(joined));
             return nullptr;
@@ -526,15 +527,18 @@ PyType_Slot channel_slots[] = {
 PyType_Spec channel_spec = {"distrt._shared.Channel", sizeof(ChannelObject), 0,
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, channel_slots};
 
-// configure(kernel capsule, op members, rows of (type, lanes, itemsize, folds, finishes, widen))
+// configure(kernel capsule, op members, rows of (type, lanes, itemsize, folds, finishes, widen),
+// InvalidArgumentError)
 PyObject* configure(PyObject*, PyObject* args) {
-    PyObject *capsule, *members, *table;
-    if (!PyArg_ParseTuple(args, "OO!O!", &capsule, &PyTuple_Type, &members, &PyTuple_Type, &table))
+    PyObject *capsule, *members, *table, *error;
+    if (!PyArg_ParseTuple(args, "OO!O!O", &capsule, &PyTuple_Type, &members, &PyTuple_Type, &table,
+                          &error))
         return nullptr;
     void* pointer = PyCapsule_GetPointer(capsule, "distrt._host.kernels");
     if (pointer == nullptr) return nullptr;
     kernels = reinterpret_cast<host::Kernel const* (*)()>(pointer);
     for (int i = 0; i < ops; ++i) op_members[i] = Py_NewRef(PyTuple_GetItem(members, i));
+    invalid_argument = Py_NewRef(error);
     rows.clear();
     for (Py_ssize_t i = 0; i < PyTuple_Size(table); ++i) {
         Row row;
@@ -587,7 +591,7 @@ PyObject* control_bytes(PyObject*, PyObject* args) {
 }
 
 PyMethodDef methods[] = {
-    {"configure", configure, METH_VARARGS, "configure(kernels, ops, rows)"},
+    {"configure", configure, METH_VARARGS, "configure(kernels, ops, rows, error)"},
     {"map", map, METH_VARARGS, "map(fd, bytes) -> address"},
     {"unmap", unmap, METH_VARARGS, "unmap(address, bytes)"},
     {"populate", populate, METH_VARARGS, "populate(address, bytes)"},

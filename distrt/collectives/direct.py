@@ -27,7 +27,7 @@ from typing import Any, final
 from distrt import _host, _shared
 from distrt.arrays import DTYPES, DType, address_of
 from distrt.collectives.schedule import Span
-from distrt.errors import PeerError
+from distrt.errors import InvalidArgumentError, PeerError
 from distrt.kernels.base import kernel_name
 from distrt.reduce_op import ReduceOp
 from distrt.settings import Settings
@@ -83,7 +83,7 @@ def _rows() -> tuple[Any, ...]:
     return tuple(rows)
 
 
-_shared.configure(_host.kernels(), _OPS, _rows())
+_shared.configure(_host.kernels(), _OPS, _rows(), InvalidArgumentError)
 
 
 @final

@@ -415,6 +415,22 @@ def check_plain_general_and_registered_calls_meet(comm):
     same(whole[:, 1], np.zeros(50, np.float32))
 
 
+def check_an_out_of_the_wrong_length(comm):
+    if comm.size == 1:
+        return
+    part = np.ones(3 + comm.rank, np.float32)
+    total = sum(3 + rank for rank in range(comm.size))
+    for out in (np.empty(comm.size * part.size, np.float32), np.empty(1, np.float32)):
+        if out.size == total:
+            assert (comm.all_gather(part, out=out) == 1).all()
+            continue
+        with pytest.raises(InvalidArgumentError, match="out"):
+            comm.all_gather(part, out=out)
+    with pytest.raises(InvalidArgumentError, match="out: expected float32"):
+        comm.all_reduce(np.ones(3, np.float32), out=np.empty(4, np.float32))
+    same(comm.all_reduce(np.ones(3, np.int32)), np.full(3, comm.size, np.int32))
+
+
 def check_quick_and_general_mismatches(comm):
     if comm.size == 1:
         return
