@@ -21,6 +21,7 @@ from distrt.arrays import (
     dtype_of,
     flatten,
     is_array,
+    is_cupy,
     mean_dtype,
     paths_of,
     share_memory,
@@ -58,7 +59,8 @@ class Leaf(NamedTuple):
     @property
     def text(self) -> str:
         """How messages and fingerprints write it: ``float32[2, 3]``."""
-        return f"{self.dtype.name}{list(self.shape)}"
+        place = " on the GPU" if is_cupy(self.flat) else ""
+        return f"{self.dtype.name}{list(self.shape)}{place}"
 
 
 def _flat(array: Any, row: DType) -> Any:

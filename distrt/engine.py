@@ -244,7 +244,8 @@ class Engine:
                 (int(starts[other, rank]), into[other].length, into[other].offset)
                 for other in range(size)
             ]
-            self._drive(self.direct.move(self._digest(), source, target, pulls))
+            offered = source if table[rank].any() else None
+            self._drive(self.direct.move(self._digest(), offered, target, pulls))
             return
         out = schedule.joined(table[rank].tolist())
         target[into[rank].slice] = source[out[rank].slice]

@@ -172,9 +172,12 @@ def measure(comm, calls, cycles, options):
 
 
 def net(medians, column, options):
-    """Return (call, what to show): the cycle less the empty one, or the call alone."""
+    """Return (call, net): the cycle less the empty one; None where noise ate the difference."""
     cycle, call = medians[column]
-    return call, max(cycle - medians[-1][0], 1e-9) if options.cycle else call
+    if not options.cycle:
+        return call, call
+    left = cycle - medians[-1][0]
+    return call, left if left > 0.2 * call else None
 
 
 # 3. One row: a verb, a size, in or out of place.
@@ -261,13 +264,14 @@ HEADER = (
 
 
 def text_of(row):
-    peer, limit = row["peer_cycle_us"], row["limit_us"]
+    ours, peer, limit = row["cycle_us"], row["peer_cycle_us"], row["limit_us"]
     return (
         f"{row['size_bytes']:>12} {row['count']:>11} {row['dtype']:>8} {row['op']:>6} "
         f"{'in' if row['in_place'] else 'out':>5} | {row['time_us']:>7.1f} "
         f"{row['algbw_gbps']:>6.2f} {row['busbw_gbps']:>6.2f} {row['wrong']:>6} | "
-        f"{row['cycle_us']:>9.2f} | "
-        + (f"{peer:>9.2f} {peer / row['cycle_us']:>5.2f}x" if peer else f"{'-':>9} {'-':>6}")
+        + (f"{ours:>9.2f} | " if ours else f"{'-':>9} | ")
+        + (f"{peer:>9.2f}" if peer else f"{'-':>9}")
+        + (f" {peer / ours:>5.2f}x" if peer and ours else f" {'-':>6}")
         + (f" | {100 * limit / row['time_us']:>6.0f} %" if limit else f" | {'-':>8}")
     )
 

@@ -71,21 +71,26 @@ def rows_of(reports):
         for row in report["rows"]:
             key = (row["verb"], row["size_bytes"], row["dtype"], row["registered"], row["in_place"])
             pair = times.setdefault(key, {}).setdefault(report["mpi"], ([], []))
-            pair[0].append(row["cycle_us"])
+            if row["cycle_us"]:
+                pair[0].append(row["cycle_us"])
             if row["peer_cycle_us"]:
                 pair[1].append(row["peer_cycle_us"])
     head = ["verb", "size", "type", "memory", "place", "distrt us", *(f"{m} us" for m in mpis)]
     lines = ["| " + " | ".join([*head, "against the fastest", "which is"]) + " |"]
     lines.append("|" + "---|" * (len(head) + 2))
     for (verb, size, dtype, registered, in_place), found in times.items():
-        ours = {m: statistics.median(pair[0]) for m, pair in found.items()}
+        ours = {m: statistics.median(pair[0]) for m, pair in found.items() if pair[0]}
         theirs = {m: statistics.median(pair[1]) for m, pair in found.items() if pair[1]}
         fastest = min(theirs, key=theirs.get) if theirs else None
         cells = [verb, size_text(size), dtype, "registered" if registered else "plain"]
-        cells += ["in" if in_place else "out", f"{statistics.median(ours.values()):.2f}"]
+        cells += [
+            "in" if in_place else "out",
+            f"{statistics.median(ours.values()):.2f}" if ours else "-",
+        ]
         cells += [f"{theirs[m]:.2f}" if m in theirs else "-" for m in mpis]
         # What alternated within one run is compared: ours in the fastest MPI's own runs.
-        cells += [f"{theirs[fastest] / ours[fastest]:.2f}x", fastest] if fastest else ["-", "-"]
+        compared = fastest in ours
+        cells += [f"{theirs[fastest] / ours[fastest]:.2f}x" if compared else "-", fastest or "-"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

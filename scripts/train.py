@@ -178,7 +178,7 @@ def main():
         print(f"test accuracy {accuracy:.4f}")
         print(
             f"{communicator.size} rank(s) on {', '.join(devices)}; {library}; "
-            f"all_reduce by {communicator.algorithm}"
+            f"all_reduce by {communicator.algorithm_for('all_reduce')}"
         )
         if options.json:
             report = {

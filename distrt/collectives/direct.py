@@ -122,7 +122,7 @@ class Direct:
         facts = transport.all_gather_object((self._block, sorted(os.sched_getaffinity(0))))
         cores = {core for _, affinity in facts for core in affinity}
         spins, yields = _OWN_CORE if transport.size <= len(cores) else _SHARED_CORE
-        self._size, self._epoch = transport.size, epoch
+        self._size = transport.size
         self.channel = _shared.Channel(
             arenas=node.bases,
             controls=[base + block for base, (block, _) in zip(node.bases, facts, strict=True)],
@@ -216,8 +216,8 @@ class Direct:
     ) -> Callable[[], bool]:
         """Begin to join all ranks' flat bytes, in rank order.
 
-        ``allocate`` is called once with their lengths and returns flat bytes to write to, or
-        None on a rank that takes nothing.
+        ``allocate`` is called once with their lengths and returns flat bytes to write to, which
+        the caller keeps, or None on a rank that takes nothing.
         """
         self._move(digest, source, None, None)
 
@@ -230,7 +230,6 @@ class Direct:
                     self.channel.set_target(0, sum(lengths))
                 else:
                     self.channel.set_target(address_of(target), target.size)
-                step.target = target  # type: ignore[attr-defined]
                 status = self._status()
             return status == _DONE
 
