@@ -60,7 +60,7 @@ setup(
     cmdclass={"build_py": BuildPy},
     ext_modules=[
         extension("distrt._host", [p for p in (CSRC / "host").glob("*.cpp") if p != EXITS]),
-        extension("distrt._shared", [CSRC / "shared" / "module.cpp"], reads_numpy=True),
+        extension("distrt._shared", list((CSRC / "shared").glob("*.cpp")), reads_numpy=True),
         extension("distrt._exits", [EXITS]),
     ],
 )

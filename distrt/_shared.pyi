@@ -17,7 +17,6 @@ class Channel:
         stream_bytes: int,
         spins: int,
         yields: int,
-        epoch: int,
         counter: int,
         look: Callable[[float, int, int, Any], None],
     ) -> None: ...

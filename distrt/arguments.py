@@ -32,6 +32,7 @@ from distrt.reduce_op import ReduceOp
 
 __all__ = [
     "Leaf",
+    "counts_of",
     "describe",
     "front_of",
     "leaves_of",
@@ -168,3 +169,16 @@ def parts_of(verb: str, leaf: Leaf, size: int, equal: bool = False) -> list[Leaf
         )
         for rows in chunks(leaf.shape[0], size)
     ]
+
+
+def counts_of(leaves: Sequence[Leaf], counts: Sequence[int], size: int) -> list[int]:
+    """Check the rows that all_to_all sends to each of ``size`` ranks."""
+    rows = [int(count) for count in counts]
+    for leaf in leaves:
+        length = leaf.shape[0] if leaf.shape else None
+        if len(rows) != size or min(rows) < 0 or sum(rows) != length:
+            raise InvalidArgumentError(
+                f"all_to_all: expected {size} counts of rows that add up to the rows of "
+                f"{leaf.text}, got {rows}"
+            )
+    return rows

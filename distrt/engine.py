@@ -136,10 +136,13 @@ class Engine:
             self._transport.drive(guarded, self._fingerprints.call)
         except BaseException:
             if self.direct is not None:
-                self.direct.give_up()
+                self.direct.channel.give_up()
             raise
         if differs:
             self._fingerprints.explain(self._fingerprints.call)
+
+    def _direct_for(self, source: Any) -> Direct | None:
+        return None if is_cupy(source) else self.direct
 
     def _digest(self) -> int:
         digest, self._first = self._first, 0
@@ -151,9 +154,8 @@ class Engine:
         self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float
     ) -> None:
         """Reduce ``source`` into ``target``, which may be the same object."""
-        if self.direct is not None and not is_cupy(source):
-            digest = self._digest()
-            self._drive(self.direct.all_reduce(digest, row, op, source, target, divisor))
+        if direct := self._direct_for(source):
+            self._drive(direct.fold(self._digest(), row, op, source, target, divisor))
             return
         size, rank = self._transport.size, self._transport.rank
         chunks = schedule.chunks(source.size, size)
@@ -164,9 +166,8 @@ class Engine:
         self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float, root: int
     ) -> None:
         """As ``all_reduce``, but only ``root`` has a target."""
-        if self.direct is not None and not is_cupy(source):
-            digest = self._digest()
-            self._drive(self.direct.reduce(digest, row, op, source, target, divisor, root))
+        if direct := self._direct_for(source):
+            self._drive(direct.fold(self._digest(), row, op, source, target, divisor, root=root))
             return
         program = schedule.reduce(self._transport.size, self._transport.rank, root)
         chunks = schedule.chunks(source.size, 1)
@@ -182,11 +183,9 @@ class Engine:
         chunks: Sequence[Span],
     ) -> None:
         """Reduce chunk r of ``source`` into the target of rank r."""
-        if self.direct is not None and not is_cupy(source):
+        if direct := self._direct_for(source):
             digest = self._digest()
-            self._drive(
-                self.direct.reduce_scatter(digest, row, op, source, target, divisor, chunks)
-            )
+            self._drive(direct.fold(digest, row, op, source, target, divisor, chunks=chunks))
             return
         size, rank = self._transport.size, self._transport.rank
         whole = kernels_for(source).empty(source.size, source.dtype)
@@ -199,10 +198,10 @@ class Engine:
     def broadcast(self, source: Any, target: Any, root: int) -> None:
         """Copy the bytes of ``root``'s source into every target."""
         rank, size = self._transport.rank, self._transport.size
-        if self.direct is not None and not is_cupy(source):
+        if direct := self._direct_for(source):
             pulls = [(0, target.size if other == root else 0, 0) for other in range(size)]
             offered = source if rank == root else None
-            self._drive(self.direct.move(self._digest(), offered, target, pulls))
+            self._drive(direct.move(self._digest(), offered, target, pulls))
             return
         if rank == root and target is not source:
             target[...] = source
@@ -211,18 +210,16 @@ class Engine:
 
     def all_gather(self, source: Any) -> tuple[Any, list[int]]:
         """Return all ranks' bytes, joined in rank order, and how many each had."""
-        if self.direct is not None and not is_cupy(source):
-            lengths, target = self._gathered(source, wanted=True)
-            return target, lengths
+        if direct := self._direct_for(source):
+            return self._gathered(direct, source, wanted=True)
         lengths = self.table([source.size])[:, 0].tolist()
         return self._ring_gather(source, lengths), lengths
 
     def gather(self, source: Any, root: int) -> tuple[Any, list[int]]:
         """As ``all_gather``, but only ``root`` gets the bytes; the others None."""
         rank, size = self._transport.rank, self._transport.size
-        if self.direct is not None and not is_cupy(source):
-            lengths, target = self._gathered(source, wanted=rank == root)
-            return target, lengths
+        if direct := self._direct_for(source):
+            return self._gathered(direct, source, wanted=rank == root)
         lengths = self.table([source.size])[:, 0].tolist()
         if rank != root:
             self._exchange([Move(root, source)], [])
@@ -239,13 +236,13 @@ class Engine:
         rank, size = self._transport.rank, self._transport.size
         starts = np.cumsum(table, axis=1) - table
         into = schedule.joined(table[:, rank].tolist())
-        if self.direct is not None and not is_cupy(source):
+        if direct := self._direct_for(source):
             pulls = [
                 (int(starts[other, rank]), into[other].length, into[other].offset)
                 for other in range(size)
             ]
             offered = source if table[rank].any() else None
-            self._drive(self.direct.move(self._digest(), offered, target, pulls))
+            self._drive(direct.move(self._digest(), offered, target, pulls))
             return
         out = schedule.joined(table[rank].tolist())
         target[into[rank].slice] = source[out[rank].slice]
@@ -261,7 +258,7 @@ class Engine:
             return self._transport.all_gather_bytes(payload)
         return self._transport.broadcast_bytes(payload, root)
 
-    def _gathered(self, source: Any, wanted: bool) -> tuple[list[int], Any]:
+    def _gathered(self, direct: Direct, source: Any, wanted: bool) -> tuple[Any, list[int]]:
         lengths: list[int] = []
         targets: list[Any] = []
 
@@ -270,16 +267,15 @@ class Engine:
             targets.append(np.empty(sum(offered), np.uint8) if wanted else None)
             return targets[0]
 
-        assert self.direct is not None
-        self._drive(self.direct.gather(self._digest(), source, allocate))
-        return lengths, targets[0]
+        self._drive(direct.gather(self._digest(), source, allocate))
+        return targets[0], lengths
 
     def table(self, own: Sequence[int]) -> np.ndarray:
         """Return all ranks' rows of int64: [size, len(own)]."""
         size = self._transport.size
         row = np.array(own, np.int64).view(np.uint8)
         if self.direct is not None:
-            table = self._gathered(row, wanted=True)[1]
+            table = self._gathered(self.direct, row, wanted=True)[0]
         else:
             table = self._ring_gather(row, [row.size] * size)
         return np.asarray(table.view(np.int64).reshape(size, len(own)))

@@ -18,6 +18,7 @@ import numpy as np
 
 from distrt.arguments import (
     Leaf,
+    counts_of,
     describe,
     front_of,
     leaves_of,
@@ -173,13 +174,12 @@ class General:
         """See ``Communicator.all_gather``."""
         prepare = functools.partial(_fronts, "all_gather", value, axis)
         tree, parts = self.agree("all_gather", prepare, tried)
-        results = [self._joined(*self.engine.all_gather(leaf.flat), leaf, at) for leaf, at in parts]
-        if out is None:
-            return tree.rebuild(results)
-        leaves = leaves_of(Tree(results, tree.spec), None)
-        for target, result in zip(outs_of(out, tree, leaves), results, strict=True):
-            copy_to(target, result)
-        return out
+        results = [
+            _joined(flat, self._rows(leaf, lengths), leaf, place)
+            for leaf, place in parts
+            for flat, lengths in [self.engine.all_gather(leaf.flat)]
+        ]
+        return _filled(out, tree, results)
 
     @one_thread
     def gather(self, value: Any, root: int, axis: int) -> Any:
@@ -190,10 +190,12 @@ class General:
             return Call(f"root={chosen} {call.text}", None, call.plan)
 
         tree, parts = self.agree("gather", prepare)
-        gathered = [(*self.engine.gather(leaf.flat, root), leaf, place) for leaf, place in parts]
-        if self.rank != root:
-            return None
-        return tree.rebuild([self._joined(*each) for each in gathered])
+        results = []
+        for leaf, place in parts:
+            flat, lengths = self.engine.gather(leaf.flat, root)
+            rows = self._rows(leaf, lengths)
+            results.append(None if flat is None else _joined(flat, rows, leaf, place))
+        return tree.rebuild(results) if self.rank == root else None
 
     @one_thread
     def scatter(self, value: Any, root: int) -> Any:
@@ -231,29 +233,25 @@ class General:
                     parts_of("all_to_all", leaf, self.size, equal=True)
                 quick = _quick("all_to_all", tree, leaves, None)
                 return Call(describe(tree, leaves), quick, (tree, leaves, None))
-            rows = _counts(leaves, counts, self.size)
+            rows = counts_of(leaves, counts, self.size)
             texts = [f"{leaf.dtype.name}{['*', *leaf.shape[1:]]}" for leaf in leaves]
             return Call(f"with counts {tree.spec} {' '.join(texts)}", None, (tree, leaves, rows))
 
         tree, leaves, rows = self.agree("all_to_all", prepare, tried)
         results = []
+        # Rows that each rank (first index) has for each (second index).
+        table = None if rows is None else self.engine.table(rows)
         for leaf in leaves:
-            width = row_bytes(leaf)
-            if rows is None:
-                share = leaf.flat.size // self.size
-                table = np.full((self.size, self.size), share, np.int64)
+            if table is None:
+                moved = np.full((self.size, self.size), leaf.shape[0] // self.size, np.int64)
             else:
-                table = self.engine.table([count * width for count in rows])
-            received = table[:, self.rank].tolist()
-            flat = kernels_for(leaf.flat).empty(sum(received), leaf.flat.dtype)
-            self.engine.pairs(leaf.flat, flat, table)
-            results.append(self._joined(flat, received, leaf, 0))
-        if out is None:
-            return tree.rebuild(results)
-        given = outs_of(out, tree, leaves_of(Tree(results, tree.spec), None))
-        for target, result in zip(given, results, strict=True):
-            copy_to(target, result)
-        return out
+                moved = table
+            received = int(moved[:, self.rank].sum())
+            nbytes = received * row_bytes(leaf)
+            flat = kernels_for(leaf.flat).empty(nbytes, leaf.flat.dtype)
+            self.engine.pairs(leaf.flat, flat, moved * row_bytes(leaf))
+            results.append(_joined(flat, received, leaf, 0))
+        return _filled(out, tree, results)
 
     @one_thread
     def barrier(self) -> None:
@@ -362,13 +360,26 @@ class General:
         copy_to(out, result)
         return out
 
-    def _joined(self, flat: Any, lengths: Sequence[int], leaf: Leaf, place: int) -> Any:
-        rows = sum(lengths) // max(1, row_bytes(leaf))
-        # Rows without bytes cannot be counted by them, but then all ranks have as many.
-        if row_bytes(leaf) == 0:
-            rows = leaf.shape[0] * len(lengths)
-        array = flat.view(leaf.dtype).reshape(rows, *leaf.shape[1:])
-        return array_namespace(array).moveaxis(array, 0, place)
+    def _rows(self, leaf: Leaf, lengths: Sequence[int]) -> int:
+        """Return how many rows all ranks have, of which they gave ``lengths`` bytes."""
+        width = row_bytes(leaf)
+        # Rows without bytes cannot be told from what was gathered.
+        return sum(lengths) // width if width else int(self.engine.table([leaf.shape[0]]).sum())
+
+
+def _joined(flat: Any, rows: int, leaf: Leaf, place: int) -> Any:
+    array = flat.view(leaf.dtype).reshape(rows, *leaf.shape[1:])
+    return array_namespace(array).moveaxis(array, 0, place)
+
+
+def _filled(out: Any, tree: Tree, results: Sequence[Any]) -> Any:
+    """Return ``results`` as the structure of ``tree``, or ``out`` with them copied in."""
+    if out is None:
+        return tree.rebuild(results)
+    leaves = leaves_of(Tree(list(results), tree.spec), None)
+    for target, result in zip(outs_of(out, tree, leaves), results, strict=True):
+        copy_to(target, result)
+    return out
 
 
 def _quick(
@@ -389,15 +400,3 @@ def _fronts(verb: str, value: Any, axis: int) -> Call[tuple[Tree, list[tuple[Lea
     places = [place for _, place in parts]
     quick = _quick(verb, tree, [leaf for leaf, _ in parts], None, places[0] if places else 0)
     return Call(f"axis={axis} {tree.spec} {' '.join(texts)}", quick, (tree, parts))
-
-
-def _counts(leaves: Sequence[Leaf], counts: Sequence[int], size: int) -> list[int]:
-    rows = [int(count) for count in counts]
-    for leaf in leaves:
-        length = leaf.shape[0] if leaf.shape else None
-        if len(rows) != size or min(rows) < 0 or sum(rows) != length:
-            raise InvalidArgumentError(
-                f"all_to_all: expected {size} counts of rows that add up to the rows of "
-                f"{leaf.text}, got {rows}"
-            )
-    return rows

@@ -23,11 +23,14 @@ that the call's own time reaches. A wrong element fails the run, and so does a c
 import argparse
 import json
 import math
+import os
 import platform
 import sys
 import time
 
 import numpy as np
+
+import distrt
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # The share of the buffer that a link carries, for n ranks. Source: nccl-tests' notes.
@@ -39,6 +42,14 @@ BUS = {
     "broadcast": lambda n: 1.0,
 }
 IN_PLACE = ("all_reduce", "broadcast")
+# What n ranks make of own, own + 1, ... own + n - 1, and MPI's nearest op (it has no mean).
+OPS = {
+    "SUM": (lambda own, n: own * n + n * (n - 1) // 2, "SUM"),
+    "MEAN": (lambda own, n: own + (n - 1) / 2, "SUM"),
+    "MIN": (lambda own, n: own, "MIN"),
+    "MAX": (lambda own, n: own + n - 1, "MAX"),
+    "PROD": (lambda own, n: np.prod([own + r for r in range(n)], axis=0), "PROD"),
+}
 
 
 # 1. The verbs: buffers, how distrt and MPI are asked, and the right answer. Rank r
@@ -57,12 +68,12 @@ def shapes(verb, count, n):
     }.get(verb, (count, count))
 
 
-def expected(verb, lengths, rank, n, dtype):
+def expected(verb, op, lengths, rank, n, dtype):
     own = pattern(lengths[0], dtype).astype(np.float64)
     part = lengths[0] // n
     return {
-        "all_reduce": lambda: own * n + n * (n - 1) // 2,
-        "reduce_scatter": lambda: (own * n + n * (n - 1) // 2)[rank * part : (rank + 1) * part],
+        "all_reduce": lambda: OPS[op][0](own, n),
+        "reduce_scatter": lambda: OPS[op][0](own, n)[rank * part : (rank + 1) * part],
         "all_gather": lambda: np.concatenate([own + r for r in range(n)]),
         "all_to_all": lambda: np.concatenate(
             [(own + r)[rank * part : (rank + 1) * part] for r in range(n)]
@@ -71,7 +82,8 @@ def expected(verb, lengths, rank, n, dtype):
     }[verb]().astype(dtype)
 
 
-def our_call(comm, verb, source, target, op):
+def our_call(comm, verb, op, source, target):
+    op = distrt.ReduceOp[op]
     return {
         "all_reduce": lambda: comm.all_reduce(source, op, out=target),
         "reduce_scatter": lambda: comm.reduce_scatter(source, op, out=target),
@@ -81,11 +93,12 @@ def our_call(comm, verb, source, target, op):
     }[verb]
 
 
-def mpi_call(verb, source, target):
+def mpi_call(verb, op, source, target):
     """Return MPI's call on these arrays, or None where this MPI has no such type."""
+    # distrt has started MPI by now; imported earlier, mpi4py would.
     from mpi4py import MPI
 
-    comm, place = MPI.COMM_WORLD, source is target
+    comm, place, op = MPI.COMM_WORLD, source is target, getattr(MPI, OPS[op][1])
     # Halves view as bytes where they only move.
     type_of = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE, "int32": MPI.INT32_T}
     kind = type_of.get(source.dtype.name)
@@ -105,8 +118,8 @@ def mpi_call(verb, source, target):
 
         return broadcast
     return {
-        "all_reduce": lambda: comm.Allreduce(MPI.IN_PLACE if place else given, result),
-        "reduce_scatter": lambda: comm.Reduce_scatter_block(given, result),
+        "all_reduce": lambda: comm.Allreduce(MPI.IN_PLACE if place else given, result, op),
+        "reduce_scatter": lambda: comm.Reduce_scatter_block(given, result, op=op),
         "all_gather": lambda: comm.Allgather(given, result),
         "all_to_all": lambda: comm.Alltoall(given, result),
     }[verb]
@@ -138,15 +151,16 @@ class Cycle:
             np.bitwise_or.reduce(self.words)
 
 
-def timed(comm, call, cycle, reads):
-    comm.barrier()
+def timed(start, call, cycle):
+    """Return the seconds of the whole cycle and of the call in it; ``cycle``: None for none."""
+    start()
     started = time.perf_counter()
     if cycle:
         cycle.write()
     before = time.perf_counter()
     call()
     after = time.perf_counter()
-    if cycle and reads:
+    if cycle:
         cycle.read()
     return time.perf_counter() - started, after - before
 
@@ -158,15 +172,17 @@ def nothing():
 def measure(comm, calls, cycles, options):
     """Return (cycle, call) medians of each call over all rounds, each by its slowest rank."""
     with_rest = [*zip(calls, cycles, strict=True), (nothing, cycles[0])]
+    if not options.cycle:
+        with_rest = [(call, None) for call, _ in with_rest]
     warm = 0.0
     for _ in range(2):
-        warm = sum(timed(comm, call, cycle, True)[0] for call, cycle in with_rest)
+        warm = sum(timed(comm.barrier, call, cycle)[0] for call, cycle in with_rest)
     warm = float(comm.all_reduce(np.float64(warm), "MAX"))
     rounds = int(min(options.iters, max(7, options.seconds / max(warm, 1e-6))))
     times = np.empty((rounds, len(with_rest), 2))
     for row in times:
         for column, (call, cycle) in enumerate(with_rest):
-            row[column] = timed(comm, call, cycle, True)
+            row[column] = timed(comm.barrier, call, cycle)
     return np.median(comm.all_reduce(times, "MAX"), axis=0)
 
 
@@ -181,51 +197,45 @@ def net(medians, column, options):
 
 # 3. One row: a verb, a size, in or out of place.
 def run_row(comm, verb, count, in_place, options):
-    import distrt
-
     make = distrt.empty if options.registered else np.empty
     dtype, n = np.dtype(options.dtype), comm.size
     lengths = shapes(verb, count, n)
     source = make(lengths[0], dtype)
     target = source if in_place else make(lengths[1], dtype)
     cycle = Cycle(source, target, comm.rank)
-    cycle.write()
-    ours = our_call(comm, verb, source, target, distrt.ReduceOp[options.op])
-    ours()
-    wrong = int(
-        comm.all_reduce(np.int64((target != expected(verb, lengths, comm.rank, n, dtype)).sum()))
-    )
+    ours = our_call(comm, verb, options.op, source, target)
+    right = expected(verb, options.op, lengths, comm.rank, n, dtype)
+
+    def count_wrong():
+        cycle.write()
+        ours()
+        return int(comm.all_reduce(np.int64((target != right).sum())))
+
+    wrong = count_wrong()
     calls, cycles = [ours], [cycle]
     if options.peer == "mpi":
         plain = np.empty(lengths[0], dtype)
         result = plain if in_place else np.empty(lengths[1], dtype)
-        call = mpi_call(verb, plain, result)
+        call = mpi_call(verb, options.op, plain, result)
         if call is not None:
             calls.append(call)
             cycles.append(Cycle(plain, result, comm.rank))
     medians = measure(comm, calls, cycles, options)
+    wrong += count_wrong()
     limit = None
     if options.limit and comm.algorithm_for(verb) == "direct":
         with comm.unsynchronised(ours):
-            limit = measure_alone(comm, ours, cycle, options)
+            limit = measure_alone(ours, cycle, options)
         limit = float(comm.all_reduce(np.float64(limit), "MAX"))
     return row_of(comm, verb, lengths, in_place, wrong, medians, limit, len(calls) > 1, options)
 
 
-def measure_alone(comm, call, cycle, options):
+def measure_alone(call, cycle, options):
     # The channel waits for nobody now, so MPI's barrier makes the ranks start together.
     from mpi4py import MPI
 
-    times = []
-    for _ in range(min(options.iters, 50)):
-        MPI.COMM_WORLD.Barrier()
-        if options.cycle:
-            cycle.write()
-        before = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - before)
-        if options.cycle:
-            cycle.read()
+    start, around = MPI.COMM_WORLD.Barrier, cycle if options.cycle else None
+    times = [timed(start, call, around)[1] for _ in range(min(options.iters, 50))]
     return float(np.median(times))
 
 
@@ -293,11 +303,7 @@ def problem_with(row):
 def main():
     options = parse_options()
     if options.algorithm:
-        import os
-
         os.environ["DISTRT_ALGORITHM"] = options.algorithm
-    import distrt
-
     world = distrt.world()
     comm = world.communicator
     trip = comm.flag_round_trip()
@@ -364,7 +370,7 @@ def parse_options():
     parser.add_argument("--verbs", type=verbs, default=["all_reduce"], help="a,b or all")
     parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("64:64M:4"))
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--op", default="SUM", choices=["SUM", "MEAN", "MIN", "MAX", "PROD"])
+    parser.add_argument("--op", default="SUM", choices=OPS)
     parser.add_argument("--algorithm", choices=["direct", "ring"], help="DISTRT_ALGORITHM")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--registered", action="store_true", default=True)

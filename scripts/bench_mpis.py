@@ -24,7 +24,7 @@ OPEN_MPI = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 
 
 def run(venv, ranks, options):
-    """Return the report of one run in the virtual environment ``venv``."""
+    """Return the report of one run in the virtual environment ``venv``, and whether it failed."""
     folder = Path(venv).resolve() / "bin"
     # Intel MPI's mpirun finds its parts on the PATH only.
     env = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
@@ -34,8 +34,11 @@ def run(venv, ranks, options):
     extra = OPEN_MPI if "Open MPI" in version.stdout else []
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [folder / "mpirun", *extra, "-n", str(ranks), folder / "python", SCRIPT]
-        subprocess.run([*command, *options, "--json", file.name], env=env, check=False)
-        return json.load(open(file.name))
+        done = subprocess.run([*command, *options, "--json", file.name], env=env)
+        text = Path(file.name).read_text()
+    if not text:
+        sys.exit(f"bench_mpis: the run in {venv} ended with {done.returncode} and no report")
+    return json.loads(text), done.returncode != 0
 
 
 def size_text(size):
@@ -106,11 +109,15 @@ def main():
     if "--" in own:
         own, options = own[: own.index("--")], own[own.index("--") + 1 :]
     chosen = parser.parse_args(own)
-    reports = []
-    for _ in range(chosen.rounds):
-        for pair in chosen.venvs:
-            reports.append(run(pair.partition("=")[2], chosen.ranks, options))
-    print(table(reports))
+    runs = [
+        run(pair.partition("=")[2], chosen.ranks, options)
+        for _ in range(chosen.rounds)
+        for pair in chosen.venvs
+    ]
+    print(table([report for report, _ in runs]))
+    failures = sum(failed for _, failed in runs)
+    if failures:
+        sys.exit(f"bench_mpis: {failures} of {len(runs)} runs failed; they say why above")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ enum class Deliver { all, owner, root };
 
 // Joins a value to a digest; source: the finalizer of MurmurHash3, Appleby, 2011.
 inline uint64_t mix(uint64_t digest, uint64_t value) {
-    uint64_t x = (digest ^ value) + 0x9e3779b97f4a7c15u + (digest << 6);
+    uint64_t x = (digest ^ value) + 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
     x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53u;
     return x ^ (x >> 33);
@@ -130,8 +130,7 @@ class Channel {
                 case Phase::accepted:
                     if (call_.gathers && !call_.sized) return Status::sized;
                     plan();
-                    if (!call_.folds) pull_piece();
-                    if (call_.folds) fold_piece();
+                    run_piece();
                     if (last_barrier()) return finish(Status::done);
                     break;
                 case Phase::piece: {
@@ -140,8 +139,7 @@ class Channel {
                     if (call_.folds) take_results();
                     ++piece_, ++slot_;
                     if (piece_ >= pieces_) return finish(Status::done);
-                    if (call_.folds) fold_piece();
-                    if (!call_.folds) pull_piece();
+                    run_piece();
                     if (last_barrier()) return finish(Status::done);
                     break;
                 }
@@ -192,7 +190,7 @@ class Channel {
         const bool fits = own_.bytes <= layout_.inline_bytes;
         small_ = fits && call_.folds;
         if (fits) {
-            std::memcpy(ranks_[rank_].control + layout_.small(first_epoch_), call_.source, own_.bytes);
+            copy(ranks_[rank_].control + layout_.small(first_epoch_), call_.source, own_.bytes, false);
         } else if (registered(call_.source)) {
             own_.flags |= source_registered;
             own_.source = offset_of(call_.source);
@@ -302,6 +300,18 @@ class Channel {
         }
     }
 
+    // While others still work on this piece, the next one is copied in already.
+    void run_piece() {
+        if (call_.folds)
+            fold_piece();
+        else
+            pull_piece();
+        if (piece_ + 1 >= pieces_) return;
+        ++slot_;
+        copy_in(piece_ + 1);
+        --slot_;
+    }
+
     void fold_piece() {
         const int64_t itemsize = call_.reduction.itemsize;
         const Span span = part(rank_, piece_, quantum_);
@@ -318,11 +328,6 @@ class Channel {
             choose_targets(at);
             if (!targets_.empty())
                 folder_.run(call_.reduction, sources_, targets_, span.length, streams_);
-        }
-        if (piece_ + 1 < pieces_) {
-            ++slot_;
-            copy_in(piece_ + 1);
-            --slot_;
         }
     }
 
@@ -404,11 +409,6 @@ class Channel {
             }
         }
         store_fence();
-        if (piece_ + 1 < pieces_) {
-            ++slot_;
-            copy_in(piece_ + 1);
-            --slot_;
-        }
     }
 
     // Arrives at the barrier that follows a piece, where there is one: pieces of a move that only

@@ -1,282 +1,22 @@
 // Shared memory: the extension module distrt._shared, called by transport/shared_memory.py and
-// collectives/direct.py.
+// collectives/direct.py: memory to map, and the Channel type.
 //
-// Channel's quick_* methods take arrays straight from the verb and answer None where they are not
-// the plain case (the verb then goes the general way, which makes the same call on the channel,
-// so ranks may differ in this). They look at NumPy's own structs: no temporaries, no second look.
-// Everything that folds, copies or waits runs without the GIL. Links neither MPI nor the kernels,
-// whose table distrt._host hands over in a capsule.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#define NPY_TARGET_VERSION NPY_1_23_API_VERSION
-#include <numpy/arrayobject.h>
+// Here arrays come as addresses, from the general way of a verb; quick.cpp takes them as they are.
+// Links neither MPI nor the kernels, whose table distrt._host hands over in a capsule.
+#include "object.h"
+
 #include <sys/mman.h>
 
-#include <new>
-
-#include "channel.h"
+namespace distrt {
+namespace shared {
+Tables tables;
+}
+}  // namespace distrt
 
 namespace {
 
 using namespace distrt::shared;
 namespace host = distrt::host;
-
-constexpr int64_t slice_ns = 100000000;  // a wait comes back to Python this often
-constexpr int op_mean = 1, ops = 5;
-
-// What the element types need; filled in by configure() from the dtype table in arrays.py.
-struct Row {
-    int type = -1, lanes = 1;
-    int64_t itemsize = 1;  // of a kernel element; an array element has `lanes` of them
-    int fold[ops], finish[ops], widen = -1;
-};
-std::vector<Row> rows;
-host::Kernel const* (*kernels)() = nullptr;
-PyObject* op_members[ops] = {};
-PyObject* invalid_argument = nullptr;  // distrt.errors.InvalidArgumentError
-
-const Row* row_of(PyArrayObject* array) {
-    const int type = PyArray_TYPE(array);
-    for (const Row& row : rows)
-        if (row.type == type) return &row;
-    return nullptr;
-}
-
-uint64_t fingerprint(int verb, int op, int row, const npy_intp* shape, int dims, int root) {
-    uint64_t digest = mix(verb * 64 + op, row * 4096 + root);
-    for (int i = 0; i < dims; ++i) digest = mix(digest, static_cast<uint64_t>(shape[i]));
-    return mix(digest, dims);
-}
-
-bool set_reduction(Reduction& reduction, const Row& row, int op, double divisor) {
-    if (row.fold[op] < 0) return false;
-    host::Kernel const* table = kernels();
-    reduction.fold = reinterpret_cast<host::Fold>(table[row.fold[op]]);
-    reduction.finish = reinterpret_cast<host::Finish>(table[row.finish[op]]);
-    reduction.widen =
-        row.widen < 0 ? nullptr : reinterpret_cast<host::Widening>(table[row.widen]);
-    reduction.itemsize = row.itemsize;
-    reduction.divisor = divisor;
-    return true;
-}
-
-struct ChannelObject {
-    PyObject_HEAD
-    Channel* channel;
-    PyObject* look;     // look(seconds, aborted rank, verb, value), every 100 ms of a quick wait
-    int64_t* counter;   // collective calls begun by this rank
-    int held;           // not 0: another call, a thread's or a pending one, comes first
-    bool busy, given_up;
-};
-
-ChannelObject* self_of(PyObject* object) { return reinterpret_cast<ChannelObject*>(object); }
-
-void begin(ChannelObject* self) {
-    ++*self->counter;
-    self->channel->begin();
-}
-
-void give_up(ChannelObject* self) {
-    self->given_up = true;
-    self->channel->abort();
-}
-
-// Runs the begun call to its end. Returns -1 with an exception, else the status.
-int run_to_end(ChannelObject* self, int verb, PyObject* value) {
-    const int64_t started = now_ns();
-    self->busy = true;
-    for (;;) {
-        Status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = self->channel->step(slice_ns);
-        Py_END_ALLOW_THREADS
-        if (status == Status::done || status == Status::mismatch) {
-            self->busy = false;
-            return static_cast<int>(status);
-        }
-        bool fine = PyErr_CheckSignals() == 0;
-        if (fine) {
-            PyObject* answer =
-                PyObject_CallFunction(self->look, "diiO", (now_ns() - started) * 1e-9,
-                                      self->channel->aborted(), verb, value);
-            fine = answer != nullptr;
-            Py_XDECREF(answer);
-        }
-        if (!fine) {
-            self->busy = false;
-            give_up(self);
-            return -1;
-        }
-    }
-}
-
-bool is_plain(PyObject* object) {
-    if (!PyArray_CheckExact(object)) return false;
-    auto* array = reinterpret_cast<PyArrayObject*>(object);
-    return PyArray_IS_C_CONTIGUOUS(array) && PyArray_ISALIGNED(array) &&
-           PyArray_ISNOTSWAPPED(array);
-}
-
-char* data_of(PyArrayObject* array) { return PyArray_BYTES(array); }
-
-// Equal or apart: parts of one array must not be both read and written.
-bool apart(PyArrayObject* one, PyArrayObject* other) {
-    const char *a = data_of(one), *b = data_of(other);
-    return a == b || a + PyArray_NBYTES(one) <= b || b + PyArray_NBYTES(other) <= a;
-}
-
-// A plain array to be written: of this dtype, dimensions after the first, and length.
-bool takes(PyObject* object, PyArrayObject* value, npy_intp length) {
-    if (!is_plain(object)) return false;
-    auto* out = reinterpret_cast<PyArrayObject*>(object);
-    if (!PyArray_ISWRITEABLE(out) || PyArray_TYPE(out) != PyArray_TYPE(value)) return false;
-    if (PyArray_NDIM(out) != PyArray_NDIM(value) || !apart(value, out)) return false;
-    for (int i = 0; i < PyArray_NDIM(out); ++i)
-        if (PyArray_DIM(out, i) != (i == 0 ? length : PyArray_DIM(value, i))) return false;
-    return true;
-}
-
-int op_of(PyObject* op) {
-    for (int i = 0; i < ops; ++i)
-        if (op_members[i] == op) return i;
-    return -1;
-}
-
-// Numbers of the verbs in fingerprints; collectives/direct.py has the same.
-enum Verb { verb_all_reduce = 1, verb_reduce_scatter, verb_all_gather, verb_broadcast,
-            verb_all_to_all };
-
-PyObject* answer(ChannelObject* self, PyObject* out, Verb verb, PyObject* value) {
-    begin(self);
-    const int status = run_to_end(self, verb, value);
-    if (status == 0) return out;
-    Py_DECREF(out);
-    if (status < 0) return nullptr;
-    Py_RETURN_FALSE;
-}
-
-bool ready(ChannelObject* self) { return !(self->held || self->busy || self->given_up); }
-
-PyObject* quick_all_reduce(PyObject* object, PyObject* const* args, Py_ssize_t given) {
-    ChannelObject* self = self_of(object);
-    if (given != 3 || !ready(self) || !is_plain(args[0])) Py_RETURN_NONE;
-    auto* value = reinterpret_cast<PyArrayObject*>(args[0]);
-    const int op = op_of(args[1]);
-    const Row* row = row_of(value);
-    if (op < 0 || row == nullptr || row->fold[op] < 0) Py_RETURN_NONE;
-    PyObject* out = args[2];
-    const int dims = PyArray_NDIM(value);
-    if (out == Py_None) {
-        out = PyArray_NewLikeArray(value, NPY_CORDER, nullptr, 0);
-        if (out == nullptr) return nullptr;
-    } else {
-        if (!takes(out, value, dims ? PyArray_DIM(value, 0) : 0)) Py_RETURN_NONE;
-        Py_INCREF(out);
-    }
-    Channel& channel = *self->channel;
-    Call& call = channel.prepare();
-    set_reduction(call.reduction, *row, op, op == op_mean ? channel.size() : 1);
-    call.digest = fingerprint(verb_all_reduce, op, static_cast<int>(row - rows.data()),
-                              PyArray_DIMS(value), dims, 0);
-    call.source = data_of(value);
-    call.target = data_of(reinterpret_cast<PyArrayObject*>(out));
-    call.folds = true;
-    channel.even_chunks(PyArray_SIZE(value) * row->lanes, row->itemsize);
-    return answer(self, out, verb_all_reduce, args[0]);
-}
-
-PyObject* quick_reduce_scatter(PyObject* object, PyObject* const* args, Py_ssize_t given) {
-    ChannelObject* self = self_of(object);
-    if (given != 3 || !ready(self) || !is_plain(args[0])) Py_RETURN_NONE;
-    auto* value = reinterpret_cast<PyArrayObject*>(args[0]);
-    const int op = op_of(args[1]), dims = PyArray_NDIM(value);
-    const Row* row = row_of(value);
-    Channel& channel = *self->channel;
-    if (op < 0 || row == nullptr || row->fold[op] < 0 || dims == 0) Py_RETURN_NONE;
-    const npy_intp length = PyArray_DIM(value, 0) / channel.size();
-    if (length * channel.size() != PyArray_DIM(value, 0) || !takes(args[2], value, length) ||
-        data_of(value) == data_of(reinterpret_cast<PyArrayObject*>(args[2])))
-        Py_RETURN_NONE;
-    Call& call = channel.prepare();
-    set_reduction(call.reduction, *row, op, op == op_mean ? channel.size() : 1);
-    call.digest = fingerprint(verb_reduce_scatter, op, static_cast<int>(row - rows.data()),
-                              PyArray_DIMS(value), dims, 0);
-    call.source = data_of(value);
-    call.target = data_of(reinterpret_cast<PyArrayObject*>(args[2]));
-    call.folds = true;
-    call.deliver = Deliver::owner;
-    const int64_t share = PyArray_SIZE(value) / channel.size() * row->lanes;
-    for (int rank = 0; rank < channel.size(); ++rank) call.chunks.push_back({rank * share, share});
-    Py_INCREF(args[2]);
-    return answer(self, args[2], verb_reduce_scatter, args[0]);
-}
-
-// The three moves whose sizes a plain call knows. all_gather leaves out the first dimension.
-PyObject* quick_move(PyObject* object, PyObject* const* args, Py_ssize_t given, Verb verb) {
-    ChannelObject* self = self_of(object);
-    if (given != 3 || !ready(self) || !is_plain(args[0]) || !PyLong_CheckExact(args[1]))
-        Py_RETURN_NONE;
-    auto* value = reinterpret_cast<PyArrayObject*>(args[0]);
-    const int dims = PyArray_NDIM(value);
-    const Row* row = row_of(value);
-    Channel& channel = *self->channel;
-    const long root = PyLong_AsLong(args[1]);
-    if (row == nullptr || root < 0 || root >= channel.size() || (dims == 0 && verb != verb_broadcast))
-        Py_RETURN_NONE;
-    const int64_t bytes = PyArray_NBYTES(value), share = bytes / channel.size();
-    const npy_intp rows_in = dims ? PyArray_DIM(value, 0) : 0;
-    if (verb == verb_all_to_all && rows_in % channel.size() != 0) Py_RETURN_NONE;
-    const npy_intp rows_out = verb == verb_all_gather ? rows_in * channel.size() : rows_in;
-    if (!takes(args[2], value, rows_out)) Py_RETURN_NONE;
-    char* target = data_of(reinterpret_cast<PyArrayObject*>(args[2]));
-    if (verb != verb_broadcast && data_of(value) == target) Py_RETURN_NONE;
-    Call& call = channel.prepare();
-    const int fixed = verb == verb_all_gather ? 1 : 0;
-    call.digest = fingerprint(verb, 0, static_cast<int>(row - rows.data()),
-                              PyArray_DIMS(value) + fixed, dims - fixed, static_cast<int>(root));
-    call.source = data_of(value);
-    call.source_bytes = verb == verb_broadcast && channel.rank() != root ? 0 : bytes;
-    if (verb == verb_all_gather) {
-        call.gathers = true;
-        channel.set_target(target, PyArray_NBYTES(reinterpret_cast<PyArrayObject*>(args[2])));
-    } else {
-        call.target = target;
-        for (int rank = 0; rank < channel.size(); ++rank) {
-            if (verb == verb_all_to_all)
-                call.pulls.push_back({channel.rank() * share, share});
-            else
-                call.pulls.push_back({0, rank == root ? bytes : 0});
-            call.places.push_back(verb == verb_all_to_all ? rank * share : 0);
-        }
-    }
-    PyObject* out = args[2];
-    Py_INCREF(out);
-    PyObject* result = answer(self, out, verb, args[0]);
-    // Parts of other lengths than this one's: nothing was written, and only this array is wrong.
-    int64_t joined = 0;
-    if (result == out && verb == verb_all_gather) {
-        for (int rank = 0; rank < channel.size(); ++rank) joined += channel.offered_bytes(rank);
-        if (joined != call.target_bytes) {
-            Py_DECREF(result);
-            PyErr_Format(invalid_argument,
-                         "all_gather: out has %lld bytes, the ranks' parts have %lld together",
-                         static_cast<long long>(call.target_bytes), static_cast<long long>(joined));
-            return nullptr;
-        }
-    }
-    return result;
-}
-
-PyObject* quick_all_gather(PyObject* object, PyObject* const* args, Py_ssize_t given) {
-    return quick_move(object, args, given, verb_all_gather);
-}
-PyObject* quick_broadcast(PyObject* object, PyObject* const* args, Py_ssize_t given) {
-    return quick_move(object, args, given, verb_broadcast);
-}
-PyObject* quick_all_to_all(PyObject* object, PyObject* const* args, Py_ssize_t given) {
-    return quick_move(object, args, given, verb_all_to_all);
-}
 
 // fingerprint(verb, op, dtype number, shape, root): what the quick way would say of this call.
 PyObject* channel_fingerprint(PyObject*, PyObject* args) {
@@ -284,15 +24,18 @@ PyObject* channel_fingerprint(PyObject*, PyObject* args) {
     PyObject* shape;
     if (!PyArg_ParseTuple(args, "iiiO!i", &verb, &op, &type, &PyTuple_Type, &shape, &root))
         return nullptr;
-    int index = 0;
-    for (const Row& row : rows)
-        if (row.type == type) index = static_cast<int>(&row - rows.data());
-    std::vector<npy_intp> dims;
+    std::vector<int64_t> dims;
     for (Py_ssize_t i = 0; i < PyTuple_Size(shape); ++i)
-        dims.push_back(PyLong_AsSsize_t(PyTuple_GetItem(shape, i)));
+        dims.push_back(PyLong_AsLongLong(PyTuple_GetItem(shape, i)));
     if (PyErr_Occurred()) return nullptr;
+    const Row* row = tables.row(type);
+    if (row == nullptr) {
+        PyErr_SetString(PyExc_ValueError, "no row for this dtype");
+        return nullptr;
+    }
     const int count = static_cast<int>(dims.size());
-    return PyLong_FromUnsignedLongLong(fingerprint(verb, op, index, dims.data(), count, root));
+    return PyLong_FromUnsignedLongLong(
+        fingerprint(verb, op, tables.place(*row), dims.data(), count, root));
 }
 
 bool idle(ChannelObject* self) {
@@ -314,13 +57,12 @@ PyObject* channel_fold(PyObject* object, PyObject* args) {
         !idle(self))
         return nullptr;
     Call& call = self->channel->prepare();
-    const Row* found = nullptr;
-    for (const Row& row : rows)
-        if (row.type == type) found = &row;
-    if (found == nullptr || op < 0 || op >= ops || !set_reduction(call.reduction, *found, op, divisor)) {
+    const Row* row = tables.row(type);
+    if (row == nullptr || op < 0 || op >= ops || row->fold[op] < 0) {
         PyErr_SetString(PyExc_ValueError, "no kernel for this dtype and op");
         return nullptr;
     }
+    call.reduction = tables.reduction(*row, op, divisor);
     call.digest = digest;
     call.source = reinterpret_cast<const char*>(source);
     call.target = reinterpret_cast<char*>(target);
@@ -328,7 +70,7 @@ PyObject* channel_fold(PyObject* object, PyObject* args) {
     call.deliver = static_cast<Deliver>(deliver);
     call.root = root;
     if (chunks == Py_None) {
-        self->channel->even_chunks(count, found->itemsize);
+        self->channel->even_chunks(count, row->itemsize);
     } else {
         for (int rank = 0; rank < self->channel->size(); ++rank) {
             long long start, length;
@@ -436,21 +178,20 @@ int set_held(PyObject* object, PyObject* value, void*) {
 
 int channel_init(PyObject* object, PyObject* args, PyObject* keywords) {
     static const char* names[] = {"arenas", "controls", "rank",   "window",  "inline_bytes",
-                                  "stage_bytes", "stream_bytes", "spins", "yields", "epoch",
+                                  "stage_bytes", "stream_bytes", "spins", "yields",
                                   "counter", "look", nullptr};
     ChannelObject* self = self_of(object);
     PyObject *arenas, *controls, *look;
     unsigned long long window, counter;
-    unsigned int epoch;
     int rank;
     long long stream_bytes;
     Layout layout;
     Patience patience;
     unsigned long long inline_bytes, stage_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOiKKKLiiIKO", const_cast<char**>(names),
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOiKKKLiiKO", const_cast<char**>(names),
                                      &arenas, &controls, &rank, &window, &inline_bytes,
                                      &stage_bytes, &stream_bytes, &patience.spins,
-                                     &patience.yields, &epoch, &counter, &look))
+                                     &patience.yields, &counter, &look))
         return -1;
     layout.inline_bytes = inline_bytes;
     layout.stage_bytes = stage_bytes;
@@ -466,7 +207,7 @@ int channel_init(PyObject* object, PyObject* args, PyObject* keywords) {
     if (PyErr_Occurred()) return -1;
     self->look = Py_NewRef(look);
     self->counter = reinterpret_cast<int64_t*>(counter);
-    self->channel = new Channel(std::move(ranks), rank, window, layout, patience, stream_bytes, epoch);
+    self->channel = new Channel(std::move(ranks), rank, window, layout, patience, stream_bytes, 0);
     return 0;
 }
 
@@ -488,16 +229,7 @@ int channel_clear(PyObject* object) {
     return 0;
 }
 
-PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
-PyMethodDef channel_methods[] = {
-    {"quick_all_reduce", fast(quick_all_reduce), METH_FASTCALL, "(value, op, out | None)"},
-    {"quick_reduce_scatter", fast(quick_reduce_scatter), METH_FASTCALL, "(value, op, out)"},
-    {"quick_all_gather", fast(quick_all_gather), METH_FASTCALL, "(value, 0, out)"},
-    {"quick_broadcast", fast(quick_broadcast), METH_FASTCALL, "(value, root, out)"},
-    {"quick_all_to_all", fast(quick_all_to_all), METH_FASTCALL, "(value, 0, out)"},
+PyMethodDef general_methods[] = {
     {"fingerprint", channel_fingerprint, METH_VARARGS, "(verb, op, dtype, shape, root) -> int"},
     {"fold", channel_fold, METH_VARARGS, "begin a fold"},
     {"move", channel_move, METH_VARARGS, "begin a move"},
@@ -521,7 +253,7 @@ PyType_Slot channel_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(channel_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(channel_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(channel_clear)},
-    {Py_tp_methods, channel_methods},
+    {Py_tp_methods, nullptr},  // set by PyInit__shared, which joins the two halves
     {Py_tp_getset, channel_attributes},
     {0, nullptr},
 };
@@ -537,10 +269,10 @@ PyObject* configure(PyObject*, PyObject* args) {
         return nullptr;
     void* pointer = PyCapsule_GetPointer(capsule, "distrt._host.kernels");
     if (pointer == nullptr) return nullptr;
-    kernels = reinterpret_cast<host::Kernel const* (*)()>(pointer);
-    for (int i = 0; i < ops; ++i) op_members[i] = Py_NewRef(PyTuple_GetItem(members, i));
-    invalid_argument = Py_NewRef(error);
-    rows.clear();
+    tables.kernels = reinterpret_cast<host::Kernel const* (*)()>(pointer);
+    for (int i = 0; i < ops; ++i) tables.op_members[i] = Py_NewRef(PyTuple_GetItem(members, i));
+    tables.invalid_argument = Py_NewRef(error);
+    tables.rows.clear();
     for (Py_ssize_t i = 0; i < PyTuple_Size(table); ++i) {
         Row row;
         long long itemsize;
@@ -551,7 +283,7 @@ PyObject* configure(PyObject*, PyObject* args) {
                               g + 2, g + 3, g + 4, &row.widen))
             return nullptr;
         row.itemsize = itemsize;
-        rows.push_back(row);
+        tables.rows.push_back(row);
     }
     Py_RETURN_NONE;
 }
@@ -606,9 +338,13 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "distrt._shared",
 }  // namespace
 
 PyMODINIT_FUNC PyInit__shared() {
-    import_array();
+    if (!import_numpy()) return nullptr;
     PyObject* module = PyModule_Create(&definition);
     if (module == nullptr) return nullptr;
+    static std::vector<PyMethodDef> all(quick_methods, quick_methods + quick_method_count);
+    for (const PyMethodDef& method : general_methods) all.push_back(method);
+    for (PyType_Slot& slot : channel_slots)
+        if (slot.slot == Py_tp_methods) slot.pfunc = all.data();
     PyObject* type = PyType_FromSpec(&channel_spec);
     if (type == nullptr || PyModule_AddObject(module, "Channel", type) < 0) return nullptr;
     PyModule_AddIntConstant(module, "arena_bytes", sizeof(Arena));

@@ -21,7 +21,7 @@ import ctypes
 import enum
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from distrt import _host, _shared
@@ -39,7 +39,6 @@ __all__ = ["VERBS", "Direct", "MismatchError"]
 # The order in which the extension counts the ops; it counts kernels as _host does.
 _OPS = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX)
 VERBS = ("", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
-_BYTES = DTYPES["u8"]
 
 # How long a step may wait in the extension, without the GIL, before it comes back.
 _PATIENCE_SECONDS = 0.05
@@ -99,7 +98,6 @@ class Direct:
       settings: equal on all ranks.
       look: called every 100 ms that a quick call waits, with the seconds so far, a rank
         that gave up or -1, the number of the verb in VERBS and the array.
-      epoch: where the flags start to count, for the tests.
 
     Attributes:
       channel: the extension's part; its ``quick_*`` methods take a verb's arguments.
@@ -111,15 +109,15 @@ class Direct:
         node: Node,
         settings: Settings,
         look: Callable[[float, int, int, Any], None],
-        epoch: int = 0,
     ) -> None:
         assert len(node.bases) == transport.size
-        nbytes = _shared.control_bytes(settings.inline_bytes, settings.stage_bytes)
-        self._node = node
-        self._block = node.arena.heap.allocate(nbytes)
-        control = node.arena.base + self._block
-        ctypes.memset(control, 0, nbytes)
-        facts = transport.all_gather_object((self._block, sorted(os.sched_getaffinity(0))))
+        # A slot holds at least a cache line for each rank.
+        stage_bytes = max(settings.stage_bytes, 64 * transport.size)
+        nbytes = _shared.control_bytes(settings.inline_bytes, stage_bytes)
+        block = node.arena.heap.allocate(nbytes)
+        # All flags are zero before any rank learns where they are.
+        ctypes.memset(node.arena.base + block, 0, nbytes)
+        facts = transport.all_gather_object((block, sorted(os.sched_getaffinity(0))))
         cores = {core for _, affinity in facts for core in affinity}
         spins, yields = _OWN_CORE if transport.size <= len(cores) else _SHARED_CORE
         self._size = transport.size
@@ -129,16 +127,13 @@ class Direct:
             rank=transport.rank,
             window=node.arena.window_bytes,
             inline_bytes=settings.inline_bytes,
-            stage_bytes=settings.stage_bytes,
+            stage_bytes=stage_bytes,
             stream_bytes=settings.stream_bytes,
             spins=spins,
             yields=yields,
-            epoch=epoch,
             counter=ctypes.addressof(transport.counter),
             look=look,
         )
-        # Nobody may look at a flag before its owner has set it.
-        transport.all_gather_object(None)
 
     # ------------------------------------------------------------- fingerprints
 
@@ -159,17 +154,9 @@ class Direct:
 
     def agree(self, text: str) -> Callable[[], bool]:
         """Begin a barrier that also compares ``text``."""
-        self._move(self.digest(text), None, None, [(0, 0, 0)] * self._size)
-        return self.step
+        return self.move(self.digest(text), None, None, [(0, 0, 0)] * self._size)
 
-    def all_reduce(
-        self, digest: int, row: DType, op: ReduceOp, source: Any, target: Any, divisor: float
-    ) -> Callable[[], bool]:
-        """Begin an all_reduce of flat arrays of one length; the target may be the source."""
-        self._fold(digest, row, op, source, target, divisor, None, _Deliver.ALL, 0)
-        return self.step
-
-    def reduce(
+    def fold(
         self,
         digest: int,
         row: DType,
@@ -177,28 +164,45 @@ class Direct:
         source: Any,
         target: Any,
         divisor: float,
-        root: int,
+        *,
+        chunks: Sequence[Span] | None = None,
+        root: int | None = None,
     ) -> Callable[[], bool]:
-        """Begin a reduce; the target is None on all ranks but the root."""
-        self._fold(digest, row, op, source, target, divisor, None, _Deliver.ROOT, root)
-        return self.step
+        """Begin an all_reduce; with ``chunks`` a reduce_scatter, with ``root`` a reduce.
 
-    def reduce_scatter(
-        self,
-        digest: int,
-        row: DType,
-        op: ReduceOp,
-        source: Any,
-        target: Any,
-        divisor: float,
-        chunks: Sequence[Span],
-    ) -> Callable[[], bool]:
-        """Begin a reduce_scatter; chunk r of the source ends in the target of rank r."""
-        self._fold(digest, row, op, source, target, divisor, chunks, _Deliver.OWNER, 0)
+        Args:
+          digest: the fingerprint.
+          row: the kernel row of the flat arrays, equal on all ranks.
+          op: the reduction; a mean folds as a sum.
+          source: what is reduced, of one length on all ranks.
+          target: the result. All of it: may be the source. With ``chunks``, this rank's
+            chunk alone. With ``root``, None on all other ranks.
+          divisor: the last fold divides by it.
+          chunks: chunk r of the source ends in the target of rank r.
+          root: only this rank has a target.
+        """
+        kind = _Deliver.OWNER if chunks is not None else _Deliver.ALL
+        self.channel.fold(
+            digest,
+            address_of(source),
+            0 if target is None else address_of(target),
+            row.numpy.num,
+            # Complex numbers come viewed as floats, of which a mean may be taken as well.
+            _OPS.index(ReduceOp.SUM if op.divides else op),
+            source.size,
+            divisor,
+            chunks,
+            kind if root is None else _Deliver.ROOT,
+            root or 0,
+        )
         return self.step
 
     def move(
-        self, digest: int, source: Any, target: Any, pulls: Iterable[tuple[int, int, int]]
+        self,
+        digest: int,
+        source: Any,
+        target: Any,
+        pulls: Sequence[tuple[int, int, int]] | None,
     ) -> Callable[[], bool]:
         """Begin to take, from each rank's source, (offset, length, place in the target), in bytes.
 
@@ -206,9 +210,15 @@ class Direct:
           digest: the fingerprint.
           source: flat bytes that others may take, or None.
           target: flat bytes, or None where nothing is taken.
-          pulls: one for each rank.
+          pulls: one for each rank; None: see ``gather``.
         """
-        self._move(digest, source, target, list(pulls))
+        self.channel.move(
+            digest,
+            0 if source is None else address_of(source),
+            0 if source is None else source.size,
+            0 if target is None else address_of(target),
+            pulls,
+        )
         return self.step
 
     def gather(
@@ -219,7 +229,7 @@ class Direct:
         ``allocate`` is called once with their lengths and returns flat bytes to write to, which
         the caller keeps, or None on a rank that takes nothing.
         """
-        self._move(digest, source, None, None)
+        self.move(digest, source, None, None)
 
         def step() -> bool:
             status = self._status()
@@ -253,45 +263,4 @@ class Direct:
         return (
             f"rank {rank} of this host gave a collective call up (an interrupt, a timeout or "
             "a lost peer), so this one cannot finish. Look for the first rank that says why"
-        )
-
-    def give_up(self) -> None:
-        """Refuse every later call, and tell the neighbours. Not collective."""
-        self.channel.give_up()
-
-    def _fold(
-        self,
-        digest: int,
-        row: DType,
-        op: ReduceOp,
-        source: Any,
-        target: Any,
-        divisor: float,
-        chunks: Sequence[Span] | None,
-        deliver: _Deliver,
-        root: int,
-    ) -> None:
-        self.channel.fold(
-            digest,
-            address_of(source),
-            0 if target is None else address_of(target),
-            row.numpy.num,
-            # Complex numbers and booleans come viewed as numbers, which are summed for a mean.
-            _OPS.index(ReduceOp.SUM if op.divides else op),
-            source.size,
-            divisor,
-            chunks,
-            deliver,
-            root,
-        )
-
-    def _move(
-        self, digest: int, source: Any, target: Any, pulls: Sequence[tuple[int, int, int]] | None
-    ) -> None:
-        self.channel.move(
-            digest,
-            0 if source is None else address_of(source),
-            0 if source is None else source.size,
-            0 if target is None else address_of(target),
-            pulls,
         )

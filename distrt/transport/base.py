@@ -90,8 +90,13 @@ class Transport(abc.ABC):
 
     @final
     def begin(self) -> int:
-        """Count one more collective call of this rank, and return its number, from 1."""
-        self.counter.value += 1
+        """Count one more collective call of this rank, and return its number, from 1.
+
+        A call that is given up, or refused because an earlier one was, is not made:
+        were it counted, this rank could leave as if it had done its part of it, and
+        the others would wait.
+        """
+        self.counter.value += self._given_up is None
         return self.calls
 
     @abc.abstractmethod
@@ -118,6 +123,7 @@ class Transport(abc.ABC):
         try:
             self._poll(step, what)
         except BaseException:
+            self.counter.value -= 1
             self.give_up(step)
             raise
 

@@ -18,6 +18,8 @@ from typing import Any, final
 
 import numpy as np
 
+from distrt.errors import InvalidArgumentError
+
 __all__ = ["Heap"]
 
 _ALIGNMENT = 128
@@ -66,9 +68,18 @@ class Heap:
         The block is free again once the array and all its views are gone. That may be
         in any thread, inside the garbage collector, even in the middle of an
         allocation: so it is only noted, and the next allocation does the rest.
+
+        Raises:
+          InvalidArgumentError: a negative length, or elements that are Python objects.
+          MemoryError: as ``allocate``.
         """
         shape = tuple(shape) if np.iterable(shape) else (int(shape),)
         dtype = np.dtype(dtype)
+        if dtype.hasobject or any(length < 0 for length in shape):
+            raise InvalidArgumentError(
+                f"registered memory: expected a numeric dtype and no negative length, "
+                f"got {dtype}{list(shape)}"
+            )
         nbytes = math.prod(shape) * dtype.itemsize
         offset = self.allocate(max(1, nbytes))
         memory = (ctypes.c_char * nbytes).from_address(self.base + offset)
@@ -82,7 +93,7 @@ class Heap:
         Raises:
           MemoryError: the range is full, or the machine has no more memory.
         """
-        nbytes = _up(nbytes, _PAGE if nbytes >= _PAGED_FROM else _ALIGNMENT)
+        nbytes = _up(nbytes, _alignment(nbytes))
         with self._lock:
             while self._returned:
                 self._release(self._returned.popleft())
@@ -105,7 +116,7 @@ class Heap:
         return self.base <= address < self.base + self.window_bytes
 
     def _fitting(self, nbytes: int) -> int | None:
-        alignment = _PAGE if nbytes >= _PAGED_FROM else _ALIGNMENT
+        alignment = _alignment(nbytes)
         for at in range(bisect.bisect_left(self._sizes, (nbytes, 0)), len(self._sizes)):
             size, start = self._sizes[at]
             offset = _up(start, alignment)
@@ -120,10 +131,15 @@ class Heap:
         return None
 
     def _extend(self, nbytes: int) -> None:
+        # The block may begin in a free one that ends where the memory does.
+        start = self.reserved
+        if self._starts and self._starts[-1] + self._free[self._starts[-1]] == self.reserved:
+            start = self._starts[-1]
+        missing = _up(start, _alignment(nbytes)) + nbytes - self.reserved
         room = self.window_bytes - self.reserved
-        step = min(max(_up(nbytes + _PAGE, _PAGE), self._step), room)
+        step = min(max(_up(missing, _PAGE), self._step), room)
         try:
-            if step < nbytes + _PAGE:
+            if step < missing:
                 raise OSError("the window is full")
             self._grow(self.reserved, step)
         except OSError as error:
@@ -161,6 +177,10 @@ class Heap:
         del self._starts[bisect.bisect_left(self._starts, offset)]
         del self._sizes[bisect.bisect_left(self._sizes, (nbytes, offset))]
         return nbytes
+
+
+def _alignment(nbytes: int) -> int:
+    return _PAGE if nbytes >= _PAGED_FROM else _ALIGNMENT
 
 
 def _up(value: int, alignment: int) -> int:

@@ -59,7 +59,7 @@ class Arena:
             self.path = str(_SHM / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
             self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self.fd, fcntl.LOCK_SH)  # as long as this rank lives: see _sweep
-        self._named = kind != "memfd"
+        self._named, self.base = kind != "memfd", 0
         try:
             self.base = _shared.map(self.fd, window_bytes)
             start = -(-_shared.arena_bytes // 4096) * 4096
@@ -69,7 +69,7 @@ class Arena:
                 self.heap.free(self.heap.allocate(heap_bytes))
         except BaseException:
             self.forget_name()
-            os.close(self.fd)
+            self.close()
             raise
         ctypes.memmove(self.base, self.nonce, 16)
 
@@ -78,8 +78,9 @@ class Arena:
         _shared.populate(self.base + offset, nbytes)
 
     def close(self) -> None:
-        """Unmap the arena. Nothing in it may be used any more: for tests only."""
-        _shared.unmap(self.base, self.window_bytes)
+        """Give the memory back. Nothing in it may be used any more, by any rank."""
+        if self.base:
+            _shared.unmap(self.base, self.window_bytes)
         os.close(self.fd)
 
     def forget_name(self) -> None:
@@ -104,7 +105,7 @@ class Node(NamedTuple):
     rank: int
 
     def close(self) -> None:
-        """Unmap everything, as ``Arena.close``."""
+        """Give everything back, as ``Arena.close``."""
         for base in self.bases:
             if base != self.arena.base:
                 _shared.unmap(base, self.arena.window_bytes)
@@ -149,8 +150,8 @@ def share(transport: Transport, local_ranks: Sequence[int], settings: Settings) 
 def _share(
     transport: Transport, local_ranks: Sequence[int], kind: str, settings: Settings
 ) -> tuple[Node | None, str]:
-    # Four exchanges, so that every rank of a host comes to the same verdict: the
-    # paths, what opening them gave, and (the names may go now) that all are done.
+    # Two exchanges, so that every rank of a host comes to the same verdict: the paths, then
+    # what opening them gave. After the second all have opened all, and the names may go.
     arena: Arena | None = None
     window = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
@@ -165,19 +166,21 @@ def _share(
     bases: list[int] = []
     if not problem and arena is not None:
         try:
-            bases = [
-                arena.base if n.nonce == arena.nonce else _open(n, arena.window_bytes)
-                for n in neighbours
-            ]
+            for neighbour in neighbours:
+                own = neighbour.nonce == arena.nonce
+                bases.append(arena.base if own else _open(neighbour, arena.window_bytes))
         except (OSError, DistrtError) as error:
             problem = f"{kind}: {error}"
     problems: list[str] = transport.all_gather_object(problem)
-    if arena is not None:
-        arena.forget_name()
     problem = next((problems[rank] for rank in local_ranks if problems[rank]), "")
-    if problem or arena is None:
+    if arena is None:
         return None, problem
-    return Node(arena, tuple(bases), list(local_ranks).index(transport.rank)), ""
+    arena.forget_name()
+    node = Node(arena, tuple(bases), list(local_ranks).index(transport.rank))
+    if problem:
+        node.close()
+        return None, problem
+    return node, ""
 
 
 def _open(neighbour: _Shared, window_bytes: int) -> int:

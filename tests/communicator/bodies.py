@@ -415,6 +415,23 @@ def check_plain_general_and_registered_calls_meet(comm):
     same(whole[:, 1], np.zeros(50, np.float32))
 
 
+def check_rows_without_elements_are_counted(comm):
+    n = comm.size
+    for make in (np.zeros, lambda shape: np.zeros(shape)[::1]):
+        mine = make((3 + comm.rank, 0))
+        total = 3 * n + n * (n - 1) // 2
+        assert comm.all_gather(mine).shape == (total, 0)
+        assert comm.all_gather(mine, out=np.zeros((total, 0))).shape == (total, 0)
+        gathered = comm.gather(mine, n - 1)
+        assert (gathered.shape == (total, 0)) if comm.rank == n - 1 else gathered is None
+        assert comm.all_to_all(make((2 * n, 0))).shape == (2 * n, 0)
+        counts = [comm.rank + d for d in range(n)]
+        received = comm.all_to_all(make((sum(counts), 0)), counts)
+        assert received.shape == (sum(s + comm.rank for s in range(n)), 0)
+        assert comm.reduce_scatter(make((2 * n, 0))).shape == (2, 0)
+        assert comm.scatter(make((2 * n, 0))).shape == (2, 0)
+
+
 def check_an_out_of_the_wrong_length(comm):
     if comm.size == 1:
         return

@@ -58,10 +58,12 @@ def test_any_segment_size(segment_bytes):
 
 def test_many_ranks():
     def body(comm):
-        total = comm.all_reduce(np.full(50, comm.rank, np.int64))
+        total = comm.all_reduce(np.full(500, comm.rank, np.int64))
         assert (total == sum(range(comm.size))).all()
 
     run(body, 17)
+    # Slots shorter than a cache line for each rank are made longer.
+    run(body, 17, stage_bytes=1, inline_bytes=1)
 
 
 def test_segment_size_does_not_change_the_bits():

@@ -62,8 +62,29 @@ def test_expected_values_in_closed_form(bench):
                 "all_to_all": np.concatenate([part[at] for part in parts]),
                 "broadcast": parts[0],
             }[verb]
-            found = bench.expected(verb, bench.shapes(verb, 12, 3), rank, 3, np.dtype(np.float64))
+            lengths = bench.shapes(verb, 12, 3)
+            found = bench.expected(verb, "SUM", lengths, rank, 3, np.dtype(np.float64))
             assert (found == truth).all() and found.shape == truth.shape
+
+
+def test_expected_values_of_every_op(bench):
+    parts = np.array([bench.pattern(11, np.float64) + r for r in range(3)])
+    truth = {"SUM": "sum", "MEAN": "mean", "MIN": "min", "MAX": "max", "PROD": "prod"}
+    assert bench.OPS.keys() == truth.keys()
+    for op, name in truth.items():
+        found = bench.expected("all_reduce", op, (11, 11), 0, 3, np.dtype(np.float64))
+        assert (found == getattr(parts, name)(axis=0)).all()
+
+
+def test_only_a_cycle_writes_and_reads(bench):
+    said = []
+    cycle = bench.Cycle(np.zeros(9), np.zeros(9), 2)
+    cycle.read = lambda: said.append("read")
+    bench.timed(lambda: said.append("start"), lambda: said.append("call"), None)
+    assert said == ["start", "call"] and (cycle.source == 0).all()
+    bench.timed(lambda: said.append("start"), lambda: said.append("call"), cycle)
+    assert said[2:] == ["start", "call", "read"]
+    assert (cycle.source == bench.pattern(9, np.float64) + 2).all()
 
 
 def test_a_wrong_element_or_a_call_faster_than_memory_is_a_problem(bench):
@@ -75,7 +96,9 @@ def test_a_wrong_element_or_a_call_faster_than_memory_is_a_problem(bench):
 
 @pytest.mark.launches
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("options", [[], ["--plain", "--repeat"], ["--algorithm", "ring"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--plain", "--repeat", "--op", "MAX"], ["--algorithm", "ring"]]
+)
 def test_a_short_run_reports_every_row(bench, options, tmp_path):
     report = tmp_path / "report.json"
     sizes = ["--sizes", "64,20K", "--seconds", "0.02", "--verbs", "all", "--json", str(report)]

@@ -3,12 +3,14 @@
 import ctypes
 import gc
 import itertools
+import queue
 import random
 import threading
 
 import numpy as np
 import pytest
 
+from distrt.errors import InvalidArgumentError
 from distrt.transport.heap import Heap
 
 
@@ -105,3 +107,89 @@ def test_the_collector_and_other_threads_may_free(memory):
     gc.collect()
     heap.free(heap.allocate(1))
     assert heap.in_use == 0
+
+
+def test_arrays_without_elements_and_large_ones_lie_where_they_should(memory):
+    heap = heap_on(memory)
+    arrays = [heap.empty(n, np.uint8) for n in (0, 0, 1, 0, 65535, 65536, 65537, 0)]
+    offsets = [array.ctypes.data - heap.base for array in arrays if array.size]
+    assert [offset % 128 for offset in offsets] == [0] * 4
+    assert [offset % 4096 for offset in offsets[2:]] == [0, 0]
+    # Each of the empty ones holds a block of its own until it goes.
+    assert len(heap._blocks) == 8
+    del arrays
+    heap.free(heap.allocate(1))
+    assert heap.in_use == 0 and heap._free == {0: heap.reserved}
+
+
+def test_a_window_that_was_full_serves_again_what_is_freed(memory):
+    heap, held = heap_on(memory, window=1 << 18), []
+    with pytest.raises(MemoryError, match=r"are reserved of at most 262144 \(the window is full\)"):
+        while True:
+            held.append(heap.empty(8192, np.uint8))
+    full = heap.in_use
+    held.pop()
+    held.append(heap.empty(8192, np.uint8))
+    assert heap.in_use == full and heap.reserved <= 1 << 18
+
+
+def test_a_failure_to_grow_leaves_the_heap_as_it_was(memory):
+    room = [1 << 14]
+
+    def grow(offset, nbytes):
+        if offset + nbytes > room[0]:
+            raise OSError(28, "No space left on device")
+
+    heap = Heap(ctypes.addressof(memory), 1 << 20, grow, 1 << 14)
+    first = heap.allocate(8192)
+    before = (heap.reserved, heap.in_use, dict(heap._free))
+    with pytest.raises(MemoryError, match=r"16384 bytes were asked for, 8192 are in use.*No space"):
+        heap.allocate(16384)
+    assert before == (heap.reserved, heap.in_use, heap._free)
+    room[0] = 1 << 20
+    second = heap.allocate(16384)
+    assert first + 8192 <= second
+    heap.free(first)
+    heap.free(second)
+    assert heap._free == {0: heap.reserved}
+
+
+def test_threads_that_allocate_and_free_at_once_never_share_a_block(memory):
+    heap, handed, spoilt = heap_on(memory), queue.SimpleQueue(), []
+
+    def body(number):
+        rng = random.Random(number)
+        for turn in range(400):
+            array = heap.empty(rng.choice([1, 127, 129, 1000, 5000]), np.uint8)
+            array[:] = number * 50 + turn % 50
+            handed.put((array, number * 50 + turn % 50))
+            # Whose array it frees here is a matter of chance.
+            array, mark = handed.get()
+            if not (array == mark).all():
+                spoilt.append(number)
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    heap.free(heap.allocate(1))
+    assert spoilt == [] and heap.in_use == 0
+    assert heap._free == {0: heap.reserved}
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [(-1, np.float32), ((3, -2), np.int8), (3, object)])
+def test_what_cannot_be_an_array_takes_no_memory(memory, shape, dtype):
+    heap = heap_on(memory)
+    with pytest.raises(InvalidArgumentError, match="no negative length"):
+        heap.empty(shape, dtype)
+    assert heap.in_use == 0
+
+
+def test_a_window_can_be_used_to_its_last_byte(memory):
+    heap = heap_on(memory, window=1 << 16)
+    assert heap.allocate(1 << 16) == 0 and heap.reserved == 1 << 16
+    # The end of what is reserved counts: half of the second block lies there already.
+    heap = heap_on(memory, window=1 << 17, step=1 << 14)
+    heap.allocate(1 << 13)
+    assert heap.allocate((1 << 17) - (1 << 13)) == 1 << 13 and heap.reserved == 1 << 17

@@ -21,6 +21,10 @@ from tests.launching import mpirun, start
 SHM = Path("/dev/shm")
 
 
+def mappings():
+    return Path("/proc/self/maps").read_text().count("distrt-")
+
+
 def leftovers():
     return {path.name for path in SHM.glob("distrt-*")}
 
@@ -61,6 +65,26 @@ def test_no_room_is_no_shared_memory_and_says_how_much_was_needed(kind):
     (texts,) = LoopbackWorld(1).run(body)
     assert len(texts) == 1 and str(1 << 50) in texts[0] and "share no memory" in texts[0]
     assert not leftovers()
+
+
+@pytest.mark.parametrize("kind", ["memfd", "file", "auto"])
+@pytest.mark.parametrize("short", [(0,), (1,), (0, 1)])
+def test_where_one_rank_has_no_room_no_rank_shares_and_one_of_them_warns(kind, short):
+    before = leftovers()
+
+    def body(transport):
+        heap_bytes = 1 << 50 if transport.rank in short else 1 << 16
+        return share(transport, range(2), Settings(shared_memory=kind, heap_bytes=heap_bytes))
+
+    mapped = mappings()
+    # Around all threads: the list of filters is one for the process.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert LoopbackWorld(2).run(body) == [None, None]
+    (warning,) = [w for w in caught if w.category is UserWarning]
+    assert str(1 << 50) in str(warning.message) and "[0, 1]" in str(warning.message)
+    assert leftovers() == before
+    assert mappings() == mapped, "the rank that had room gives it back"
 
 
 def test_off_is_silent():
@@ -169,12 +193,12 @@ comm = distrt.world().communicator
 comm.barrier()
 print("ready", flush=True)
 if comm.rank == 0:
-    time.sleep(60)
+    time.sleep(60)  # never comes; the other rank's end is this one's too
 comm.all_reduce(np.ones(4, np.float32), out=np.ones(4, np.float32))
 """
     with start(2, program) as job:
         job.wait_for("ready", 2)
-        time.sleep(0.5)
+        time.sleep(0.5)  # until the rank waits inside the call, which nobody outside can see
         os.kill(ranks_of(job)[1], signal.SIGINT)
         done = job.finish(20)
     assert done.rc != 0 and "interrupted" in done.err
@@ -200,9 +224,9 @@ if comm.rank == 1:
     except distrt.errors.PeerError as error:
         assert "given up" in str(error)
         print("refused", flush=True)
-    time.sleep(3)
+    time.sleep(3)  # lives on: the other rank learns it from the word, not from an end
 else:
-    time.sleep(1)
+    time.sleep(1)  # until the other rank has given up
     comm.all_reduce(array, out=array)  # rank 1 had come to this one before it gave it up
     try:
         comm.all_reduce(array, out=array)
@@ -214,3 +238,31 @@ else:
 """
     done = mpirun(2, program)
     assert "refused" in done.out and "learnt" in done.out, done
+
+
+@pytest.mark.launches
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_rank_that_gave_a_call_up_and_left_is_missed(n, algorithm):
+    # Were the call counted as made, the others would wait for a part of it that never comes.
+    program = """
+import numpy as np, distrt, signal, time
+comm = distrt.world().communicator
+array = np.ones(4, np.float32)
+comm.all_reduce(array, out=array)
+if comm.rank == 1:
+    signal.signal(signal.SIGALRM, lambda *a: (_ for _ in ()).throw(RuntimeError("alarm")))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    for _ in range(3):  # the later ones are refused, and count as little
+        try:
+            comm.all_reduce(array, out=array)
+        except (RuntimeError, distrt.errors.PeerError):
+            pass
+else:
+    time.sleep(1)  # until rank 1 has given up
+    for _ in range(3):
+        comm.all_reduce(array, out=array)
+"""
+    done = mpirun(n, program, env={"DISTRT_ALGORITHM": algorithm, "DISTRT_TIMEOUT": "50"})
+    assert done.rc != 0 and "PeerError" in done.err and done.seconds < 30, done
