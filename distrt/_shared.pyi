@@ -1,4 +1,4 @@
-"""Types of the extension module ``distrt._shared`` (csrc/shared/module.cpp)."""
+"""Types of the extension module ``distrt._shared`` (csrc/shared: module.cpp and quick.cpp)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,7 +5,7 @@ means is said here; general.py does it for any argument, engine.py picks the
 algorithm. Nothing below raises for bad input; nothing above sends a byte.
 
 A verb with one plain array tries the quick way first: one call into compiled code,
-which does the checks, the fingerprint and the collective (csrc/shared/module.cpp) and
+which does the checks, the fingerprint and the collective (csrc/shared/quick.cpp) and
 answers None where the call is not plain. The general way then makes the same call on
 the same channel, so ranks may go different ways.
 """
