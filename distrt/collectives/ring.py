@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, final
 
+import numpy as np
+
 from distrt.arrays import DTYPES, DType
 from distrt.collectives.schedule import Action, Hop, Span, segments
 from distrt.kernels.base import Kernels
@@ -37,6 +39,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._free: dict[tuple[type[Kernels], str, int], list[Any]] = {}
+        self._least: dict[tuple[type[Kernels], str, int], Any] = {}
 
     def take(self, kernels: Kernels, row: DType, count: int) -> Any:
         """Return a buffer of ``count`` accumulators of ``row``."""
@@ -48,6 +51,16 @@ class Slots:
         free = self._free.setdefault((type(kernels), row.accumulator, slot.size), [])
         if len(free) < self._KEEP:
             free.append(slot)
+
+    def least(self, kernels: Kernels, row: DType, count: int) -> Any:
+        """Return ``count`` times minus infinity in ``row``, a floating one; not to be written."""
+        key = type(kernels), row.name, count
+        if key not in self._least:
+            word = np.dtype(f"u{row.numpy.itemsize}")
+            bits = kernels.empty(count, word)
+            bits.fill(np.array(-np.inf, row.numpy).view(word)[()])
+            self._least[key] = bits.view(row.numpy)
+        return self._least[key]
 
 
 class _Leg(NamedTuple):
@@ -81,7 +94,10 @@ class Ring:
       row: the kernel row of the elements (no bool, no complex: view them first).
       op: the reduction, or None where the call only moves bytes.
       source: this rank's input, 1-D contiguous, or None where the program loads nothing.
-      target: the result, 1-D contiguous, or None where nothing is stored. May be ``source``.
+      target: the result, 1-D contiguous, or None where nothing is stored. May be ``source``;
+        of a reduce_scatter also this rank's own chunk of ``source``.
+      target_offset: which element of the whole buffer the target's first one is: that of
+        this rank's chunk where the target holds no other.
       divisor: the last fold divides by it.
       slots: scratch shared by the calls of one communicator.
       segment_bytes: the longest message, in bytes of the element type; equal on all ranks.
@@ -99,6 +115,7 @@ class Ring:
         op: ReduceOp | None = None,
         source: Any = None,
         target: Any = None,
+        target_offset: int = 0,
         divisor: float = 1.0,
         slots: Slots,
         segment_bytes: int,
@@ -106,7 +123,7 @@ class Ring:
     ) -> None:
         self._transport, self._kernels = transport, kernels
         self._row, self._op, self._divisor = row, op, divisor
-        self._source, self._target = source, target
+        self._source, self._target, self._target_offset = source, target, target_offset
         self._slots, self._window = slots, window
         self._limit = max(1, segment_bytes // row.numpy.itemsize)
         self._left = (transport.rank - 1) % transport.size
@@ -167,7 +184,7 @@ class Ring:
                 continue
             slot = None
             if hop.action is Action.STORE:
-                view = self._target[span.slice]
+                view = self._target_view(span)
             else:
                 slot = self._slots.take(self._kernels, self._row, self._limit)
                 view = slot[: span.length]
@@ -180,6 +197,9 @@ class Ring:
         # In place, results overwrite inputs: none may arrive while this rank's
         # input is still being folded or sent.
         return not (self._overwrites and (self._folds_left or self._loads_in_flight))
+
+    def _target_view(self, span: Span) -> Any:
+        return self._target[Span(span.offset - self._target_offset, span.length).slice]
 
     def _act(self, leg: _Leg) -> None:
         if leg.buffer is not None:
@@ -213,7 +233,7 @@ class Ring:
 
     def _finish(self, leg: _Leg) -> tuple[Any, Any]:
         local = self._source[leg.span.slice]
-        view = self._target[leg.span.slice]
+        view = self._target_view(leg.span)
         assert self._op is not None
         self._kernels.finish(self._op, self._row, view, leg.view, local, self._divisor)
         self._folds_left -= 1

@@ -1,13 +1,15 @@
-"""Ring schedules as pure integers (layer 3; imports nothing of distrt, touches no data).
+"""Schedules as pure integers (layer 3; imports nothing of distrt, touches no data).
 
-A schedule says what one rank does with each *chunk* of a buffer, in order: a
-chunk arrives from the left neighbour (rank - 1), something is done with it, and
-it goes on to the right neighbour (rank + 1). Because a rank sends in the order
-in which its right neighbour expects to receive, messages need no numbers. The
-tests run these schedules for 1..64 ranks without moving a byte.
+A schedule says what one rank does, in order. The tests run all of them for 1..64
+ranks without moving a byte, scripts/simulate_scaling.py for thousands. There are two kinds:
 
-Chunks are then cut into *segments*, the unit of pipelining: while one segment
-is folded the next ones travel.
+- around the ring a rank does something with each *chunk* of a buffer: the chunk
+  arrives from the left neighbour (rank - 1) and goes on to the right one (a ``Hop``);
+- in pairs two ranks meet and give each other a piece of the buffer (a ``Round``).
+
+A rank sends in the order in which the other one expects to receive, so messages
+need no numbers. Chunks and pieces are then cut into *segments*, the unit of
+pipelining: while one segment is folded the next ones travel.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from typing import NamedTuple
 __all__ = [
     "Action",
     "Hop",
+    "Round",
     "Span",
     "all_gather",
     "all_reduce",
     "broadcast",
     "chunks",
+    "halving_doubling",
     "joined",
+    "recursive_doubling",
     "reduce",
     "reduce_scatter",
     "segments",
@@ -45,12 +50,12 @@ class Span(NamedTuple):
 
 
 class Action(enum.Enum):
-    """What a rank does with a chunk that it holds.
+    """What a rank does with what it holds.
 
-    LOAD: it is this rank's own input (nothing arrives).
-    FOLD: the arriving partial result is combined with this rank's input.
+    LOAD: it is this rank's own (nothing arrives).
+    FOLD: the arriving partial result is combined with this rank's.
     FINISH: as FOLD, and the result is complete: it is rounded, scaled and stored.
-    STORE: the arriving chunk is complete and is stored as it is.
+    STORE: what arrives is complete and is stored as it is.
     """
 
     LOAD = "load"
@@ -70,6 +75,19 @@ class Hop(NamedTuple):
     def receives(self) -> bool:
         """Whether the chunk arrives from the left neighbour."""
         return self.action is not Action.LOAD
+
+
+class Round(NamedTuple):
+    """A meeting with ``peer``: ``sent`` goes there, ``received`` comes, then ``action``.
+
+    What goes there is this rank's partial result as it was before the meeting, and complete
+    once this rank has finished. An empty span travels as no message.
+    """
+
+    peer: int
+    sent: Span
+    received: Span
+    action: Action
 
 
 def chunks(count: int, parts: int) -> tuple[Span, ...]:
@@ -135,3 +153,80 @@ def reduce(size: int, rank: int, root: int) -> tuple[Hop, ...]:
     if place == size - 1:
         return (Hop(0, Action.FINISH, False),)
     return (Hop(0, Action.LOAD if place == 0 else Action.FOLD, True),)
+
+
+def recursive_doubling(size: int, rank: int, count: int) -> tuple[Round, ...]:
+    """Every rank ends with all ``count`` elements complete, in the fewest steps.
+
+    In round k, blocks of 2^k neighbouring ranks, which hold the same partial result, meet
+    the blocks beside them, rank by rank, and both fold the whole buffer.
+
+    ``log2 size`` steps, each sends the whole buffer; where ``size`` is no power of two,
+    one more before and one more after (see ``_enter``).
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+    operations in MPICH", 2005.
+    """
+    whole, (before, after) = Span(0, count), _enter(size, rank, count)
+    peers = _peers(size, rank)
+    rounds = [Round(peer, whole, whole, Action.FOLD) for peer in peers]
+    return (*before, *_finishing(rounds), *after)
+
+
+def halving_doubling(size: int, rank: int, count: int) -> tuple[Round, ...]:
+    """As ``recursive_doubling``, and folds in the same order, but sends less.
+
+    A reduce_scatter in which two ranks that meet share the piece that both hold: each
+    sends half of it and folds the other. Then the same meetings backwards, as an all_gather.
+
+    ``2 log2 size`` steps, ``2 (size - 1) / size`` of the buffer sent; where ``size`` is
+    no power of two, one more before and one more after, of the whole buffer.
+
+    Source: Rabenseifner, "Optimization of collective reduction operations", 2004.
+    """
+    (before, after), peers = _enter(size, rank, count), _peers(size, rank)
+    rounds, held = [], Span(0, count)
+    for peer in peers:
+        low, high = (
+            Span(held.offset + half.offset, half.length) for half in chunks(held.length, 2)
+        )
+        held, sent = (low, high) if rank < peer else (high, low)
+        rounds.append(Round(peer, sent, held, Action.FOLD))
+    back = [Round(r.peer, r.received, r.sent, Action.STORE) for r in reversed(rounds)]
+    return (*before, *_finishing(rounds), *back, *after)
+
+
+def _enter(size: int, rank: int, count: int) -> tuple[list[Round], list[Round]]:
+    """Return what ``rank`` does before and after the meetings of a power of two of ranks.
+
+    The surplus ranks give their input to a neighbour and get the result from it: of the
+    first ``2 surplus`` ranks each even one to the odd one behind it, so that blocks of
+    neighbours stay blocks, and every fold is in the order of the ranks.
+    """
+    whole, nothing = Span(0, count), Span(0, 0)
+    if rank >= 2 * _surplus(size):
+        return [], []
+    if rank % 2 == 0:
+        give = Round(rank + 1, whole, nothing, Action.LOAD)
+        return [give], [Round(rank + 1, nothing, whole, Action.STORE)]
+    take = Round(rank - 1, nothing, whole, Action.FOLD)
+    return [take], [Round(rank - 1, whole, nothing, Action.LOAD)]
+
+
+def _surplus(size: int) -> int:
+    return size - (1 << (size.bit_length() - 1))
+
+
+def _peers(size: int, rank: int) -> list[int]:
+    """Return whom ``rank`` meets, nearest first; a surplus rank meets none."""
+    surplus = _surplus(size)
+    paired = rank < 2 * surplus
+    if paired and rank % 2 == 0:
+        return []
+    place = rank // 2 if paired else rank - surplus
+    places = [place ^ (1 << k) for k in range(size.bit_length() - 1)]
+    return [2 * at + 1 if at < surplus else at + surplus for at in places]
+
+
+def _finishing(rounds: list[Round]) -> list[Round]:
+    return [*rounds[:-1], *(r._replace(action=Action.FINISH) for r in rounds[-1:])]

@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -68,6 +69,7 @@ class _Leaving:
         addresses = _exits.calls()
         self.own_calls, self.previous_calls = map(ctypes.c_int64.from_address, addresses)
         self.heard = False
+        self.listening = threading.Lock()
         self.requests: list[tuple[Any, Any]] = []
         self.prepare(rounds, addresses)
 
@@ -86,12 +88,14 @@ class _Leaving:
 
     def listen(self) -> bool:
         """Take in the message that the rank before has left, if it has."""
-        if not self.heard and self.comm.Iprobe(source=self.predecessor, tag=LEAVE_TAG):
-            receive = self.requests[0][1]
-            receive.Start()
-            receive.Wait()
-            _exits.heard()
-            self.heard = True
+        # One thread asks at a time: two would receive the one message twice.
+        with self.listening:
+            if not self.heard and self.comm.Iprobe(source=self.predecessor, tag=LEAVE_TAG):
+                receive = self.requests[0][1]
+                receive.Start()
+                receive.Wait()
+                _exits.heard()
+                self.heard = True
         return self.heard
 
     def arm(self, MPI: Any, mpi4py_finalizes: bool) -> None:

@@ -1,8 +1,8 @@
 """What every transport offers: non-blocking bytes between ranks (layer 2).
 
-May import: errors. An algorithm posts sends and receives and polls them; the
-only place that waits is ``Transport.drive``, which therefore is the only place
-that must watch the clock, the signals and the peers.
+May import: errors. An algorithm posts sends and receives and polls them; those that
+wait are ``Transport.drive`` and, for calls under way in the background, progress.py.
+Both let a ``Watch`` look after the clock and the peers.
 """
 
 from __future__ import annotations
@@ -13,23 +13,32 @@ import functools
 import os
 import pickle
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
 from distrt.errors import CollectiveTimeoutError, PeerError
 
-__all__ = ["Bytes", "Request", "Tag", "Transport"]
+__all__ = ["Bytes", "Request", "Tag", "Transport", "Watch", "pause"]
 
 Bytes = npt.NDArray[np.uint8]
+_T = TypeVar("_T")
 
 # Polls before a waiter sleeps between polls. A yield in between keeps the ranks
 # of an oversubscribed host alive; the sleep keeps a long wait cheap.
 _EAGER_POLLS = 4000
 _NAP_SECONDS = 100e-6
 _LOOK_SECONDS = 0.1
+
+
+def pause(polls: int, eager: int = _EAGER_POLLS) -> None:
+    """Let others run after ``polls`` polls in vain: yield the core, after ``eager`` of them nap."""
+    if polls < eager:
+        os.sched_yield()
+    else:
+        time.sleep(_NAP_SECONDS)
 
 
 class Tag:
@@ -39,6 +48,7 @@ class Tag:
     FINGERPRINT = 2
     OBJECT = 3
     EXCHANGE = 4
+    PAIRS = 5
 
 
 class Request(abc.ABC):
@@ -58,6 +68,8 @@ class Transport(abc.ABC):
     Attributes:
       rank, size: this rank and the number of ranks.
       name: what it is, for people ("loopback", the MPI library's name).
+      world_ranks: which rank of the world each of the ranks is, for messages.
+      threads: whether several threads of a rank may use it, and its relatives, at once.
       counter: counts the collective calls begun by this rank; compiled code adds to it too.
       timeout_seconds: how long a wait may go on without an answer.
       max_message_bytes: pickled objects longer than this travel in pieces.
@@ -66,9 +78,12 @@ class Transport(abc.ABC):
     rank: int
     size: int
     name: str
+    world_ranks: tuple[int, ...]
+    threads: bool = True
     timeout_seconds: float = 1800.0
     max_message_bytes: int = 1 << 30
     _given_up: Callable[[], bool] | None = None
+    _cause: BaseException | None = None
 
     @abc.abstractmethod
     def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
@@ -77,6 +92,25 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def irecv(self, buffer: Bytes, source: int, tag: int) -> Request:
         """Start to receive exactly ``buffer.size`` bytes into ``buffer``."""
+
+    @abc.abstractmethod
+    def dup(self) -> Transport:
+        """Return the same ranks again, with messages of their own. All ranks must call."""
+
+    @abc.abstractmethod
+    def split(self, color: int | None, key: int = 0) -> Transport | None:
+        """Return the ranks that gave this ``color``, in order of (key, rank). All ranks must call.
+
+        Args:
+          color: 0 or more; None: this rank belongs to none, and gets None.
+          key: the order in the new group; ranks of equal keys keep theirs.
+        """
+
+    @final
+    def inherit(self, parent: Transport) -> None:
+        """Take over what a ``dup`` or a ``split`` has in common with its parent."""
+        self.threads, self.timeout_seconds = parent.threads, parent.timeout_seconds
+        self.max_message_bytes = parent.max_message_bytes
 
     @functools.cached_property
     def counter(self) -> ctypes.c_int64:
@@ -99,6 +133,11 @@ class Transport(abc.ABC):
         self.counter.value += self._given_up is None
         return self.calls
 
+    @property
+    def _self(self) -> str:
+        world_rank = self.world_ranks[self.rank]
+        return f"rank {self.rank}" + ("" if world_rank == self.rank else f" (world: {world_rank})")
+
     @abc.abstractmethod
     def check_peers(self, what: str) -> None:
         """Raise PeerError where a rank is known never to answer; ``what`` is the waiting call."""
@@ -114,23 +153,36 @@ class Transport(abc.ABC):
           PeerError: a peer has left, or failed, or an earlier wait was given up.
           CollectiveTimeoutError: ``timeout_seconds`` passed without completion.
         """
-        if self._given_up is not None:
-            raise PeerError(
-                f"rank {self.rank} cannot make {what}: an earlier call was given up (an interrupt, "
-                "a timeout or a lost peer) and its messages are still under way. End the job and "
-                "start it again from the last checkpoint"
-            )
+        self.refuse(what)
         try:
-            self._poll(step, what)
-        except BaseException:
-            self.counter.value -= 1
-            self.give_up(step)
+            watch, polls = Watch(self, what), 0
+            while not step():
+                polls += 1
+                pause(polls)
+                watch.look()
+        except BaseException as error:
+            self.give_up(step, error)
             raise
 
     @final
-    def give_up(self, step: Callable[[], bool]) -> None:
-        """Refuse every later call. MPI may still write into the buffers that ``step`` holds."""
-        self._given_up = step
+    def refuse(self, what: str) -> None:
+        """Raise PeerError where an earlier call was given up; ``what`` is the call to be made."""
+        if self._given_up is not None:
+            raise PeerError(
+                f"{self._self} cannot make {what}: an earlier call was given up (an interrupt, "
+                "a timeout or a lost peer) and its messages are still under way. End the job and "
+                "start it again from the last checkpoint"
+            ) from self._cause
+
+    @final
+    def give_up(self, step: Callable[[], bool], cause: BaseException | None = None) -> None:
+        """Refuse every later call, because of ``cause``, and never free what ``step`` holds.
+
+        MPI may still write into its buffers, even in MPI_Finalize, when Python's
+        memory has gone.
+        """
+        self._given_up, self._cause = step, cause
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object((step, cause)))
 
     @final
     def look(self, what: str, waited_seconds: float) -> None:
@@ -138,35 +190,38 @@ class Transport(abc.ABC):
         self.check_peers(what)
         if waited_seconds > self.timeout_seconds:
             raise CollectiveTimeoutError(
-                f"rank {self.rank} of {self.size} waited {self.timeout_seconds:g} s in "
+                f"{self._self} of {self.size} waited {self.timeout_seconds:g} s in "
                 f"{what} without an answer: some rank is stuck, or did not make this call. "
                 "Raise DISTRT_TIMEOUT (seconds) if a rank may be this slow"
             )
 
-    def _poll(self, step: Callable[[], bool], what: str) -> None:
-        polls = 0
-        started = looked = time.monotonic()
-        while not step():
-            polls += 1
-            if polls < _EAGER_POLLS:
-                os.sched_yield()
-            else:
-                time.sleep(_NAP_SECONDS)
-            now = time.monotonic()
-            if now - looked >= _LOOK_SECONDS:
-                looked = now
-                self.look(what, now - started)
+    @final
+    def complete(self, program: Generator[None, None, _T], what: str) -> _T:
+        """Drive a generator that yields where it must wait, and return its result."""
+        results: list[_T] = []
+
+        def step() -> bool:
+            try:
+                next(program)
+            except StopIteration as stop:
+                results.append(stop.value)
+            return bool(results)
+
+        self.drive(step, what)
+        return results[0]
 
     @final
     def wait(self, requests: Sequence[Request], what: str) -> None:
         """Wait until all ``requests`` are done."""
-        pending = list(requests)
+        self.complete(self.waiting(requests), what)
 
-        def step() -> bool:
-            pending[:] = [request for request in pending if not request.done()]
-            return not pending
-
-        self.drive(step, what)
+    @final
+    def waiting(self, requests: Sequence[Request]) -> Generator[None, None, None]:
+        """Yield until all ``requests`` are done."""
+        pending = [request for request in requests if not request.done()]
+        while pending:
+            yield
+            pending = [request for request in pending if not request.done()]
 
     @final
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -186,39 +241,65 @@ class Transport(abc.ABC):
     @final
     def all_gather_bytes(self, payload: bytes) -> list[bytes]:
         """Return every rank's ``payload``, in rank order. All ranks must call."""
-        what = "all_gather_object"
-        if self.rank != 0:
-            self._send(payload, [0], what)
-            gathered: list[bytes] = pickle.loads(self._receive(0, what))
-            return gathered
-        payloads = [payload, *(bytes(self._receive(r, what)) for r in range(1, self.size))]
-        everything = pickle.dumps(payloads, pickle.HIGHEST_PROTOCOL)
-        self._send(everything, range(1, self.size), what)
-        return payloads
+        return self.complete(self.gathering(payload), "all_gather_object")
 
     @final
     def broadcast_bytes(self, payload: bytes, root: int) -> memoryview | bytes:
         """Return ``root``'s ``payload`` on every rank. All ranks must call."""
-        what = "broadcast_object"
+        return self.complete(self.broadcasting(payload, root), "broadcast_object")
+
+    @final
+    def gathering(self, payload: bytes) -> Generator[None, None, list[bytes]]:
+        """As ``all_gather_bytes``; yields where it must wait."""
+        if self.rank != 0:
+            yield from self._send(payload, [0])
+            gathered: list[bytes] = pickle.loads((yield from self._receive(0)))
+            return gathered
+        payloads = [payload]
+        for source in range(1, self.size):
+            payloads.append(bytes((yield from self._receive(source))))
+        everything = pickle.dumps(payloads, pickle.HIGHEST_PROTOCOL)
+        yield from self._send(everything, range(1, self.size))
+        return payloads
+
+    @final
+    def broadcasting(self, payload: bytes, root: int) -> Generator[None, None, memoryview | bytes]:
+        """As ``broadcast_bytes``; yields where it must wait."""
         if self.rank != root:
-            return self._receive(root, what)
-        self._send(payload, [r for r in range(self.size) if r != root], what)
+            return (yield from self._receive(root))
+        yield from self._send(payload, [r for r in range(self.size) if r != root])
         return payload
 
-    def _send(self, payload: bytes, dests: Sequence[int], what: str) -> None:
+    def _send(self, payload: bytes, dests: Sequence[int]) -> Generator[None, None, None]:
         length = np.array([len(payload)], np.int64).view(np.uint8)
         pieces = [length, *self._pieces(np.frombuffer(payload, np.uint8))]
         sends = [self.isend(piece, dest, Tag.OBJECT) for dest in dests for piece in pieces]
-        self.wait(sends, what)
+        yield from self.waiting(sends)
 
-    def _receive(self, source: int, what: str) -> memoryview:
+    def _receive(self, source: int) -> Generator[None, None, memoryview]:
         length = np.empty(1, np.int64)
-        self.wait([self.irecv(length.view(np.uint8), source, Tag.OBJECT)], what)
+        yield from self.waiting([self.irecv(length.view(np.uint8), source, Tag.OBJECT)])
         payload = np.empty(int(length[0]), np.uint8)
         pieces = self._pieces(payload)
-        self.wait([self.irecv(piece, source, Tag.OBJECT) for piece in pieces], what)
+        yield from self.waiting([self.irecv(piece, source, Tag.OBJECT) for piece in pieces])
         return payload.data
 
     def _pieces(self, payload: Bytes) -> list[Bytes]:
         limit = self.max_message_bytes
         return [payload[i : i + limit] for i in range(0, payload.size, limit)]
+
+
+@final
+class Watch:
+    """Looks after one wait for ``what``, which begins now."""
+
+    def __init__(self, transport: Transport, what: str) -> None:
+        self._transport, self._what = transport, what
+        self._started = self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """See ``Transport.look``; call it between polls, for it only does so every 100 ms."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            self._transport.look(self._what, now - self._started)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from distrt.errors import PeerError
@@ -31,14 +31,47 @@ class _Message(Request):
 
 @final
 class LoopbackWorld:
-    """``size`` ranks in this process."""
+    """``size`` ranks in this process.
 
-    def __init__(self, size: int) -> None:
+    Args:
+      size: number of ranks.
+      parent: the world of which this one has some ranks, or all.
+      world_ranks: which ranks of the outermost world they are; by default all of ``size``.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        parent: LoopbackWorld | None = None,
+        world_ranks: tuple[int, ...] | None = None,
+    ) -> None:
         self.size = size
-        self.failed: int | None = None
+        self.world_ranks = tuple(range(size)) if world_ranks is None else world_ranks
+        self._root: LoopbackWorld = self if parent is None else parent._root
+        self._failed: int | None = None
         self._lock = threading.Lock()
+        self._derivations = [0] * size
+        self._children: dict[tuple[int, int], LoopbackWorld] = {}
         self._sends: dict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)
         self._receives: dict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)
+
+    @property
+    def failed(self) -> int | None:
+        """A rank of the outermost world that has failed, or None."""
+        return self._root._failed
+
+    def child(self, rank: int, color: int, members: Sequence[int]) -> LoopbackWorld:
+        """Return the world of ``members``, made by the first of them that asks.
+
+        The ranks' requests are matched by their order.
+        """
+        with self._lock:
+            number = self._derivations[rank]
+            self._derivations[rank] += 1
+            if (number, color) not in self._children:
+                named = tuple(self.world_ranks[member] for member in members)
+                self._children[number, color] = LoopbackWorld(len(members), self, named)
+            return self._children[number, color]
 
     def transport(self, rank: int) -> LoopbackTransport:
         """Return the end of ``rank``."""
@@ -73,7 +106,7 @@ class LoopbackWorld:
                 results[rank] = program(self.transport(rank))
             except BaseException as error:
                 errors[rank] = error
-                self.failed = rank if self.failed is None else self.failed
+                self._failed = rank if self._failed is None else self._failed
 
         threads = [
             threading.Thread(target=body, args=(r,), name=f"rank {r}", daemon=True)
@@ -97,6 +130,7 @@ class LoopbackTransport(Transport):
 
     def __init__(self, world: LoopbackWorld, rank: int) -> None:
         self.rank, self.size, self.name = rank, world.size, "loopback"
+        self.world_ranks = world.world_ranks
         self._world = world
 
     def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
@@ -109,10 +143,27 @@ class LoopbackTransport(Transport):
 
     def check_peers(self, what: str) -> None:
         """See ``Transport.check_peers``."""
-        if self._world.failed not in (None, self.rank):
-            raise PeerError(
-                f"rank {self._world.failed} failed while rank {self.rank} was in {what}"
-            )
+        failed, own = self._world.failed, self.world_ranks[self.rank]
+        if failed not in (None, own):
+            raise PeerError(f"rank {failed} failed while rank {own} was in {what}")
+
+    def dup(self) -> LoopbackTransport:
+        """See ``Transport.dup``."""
+        return self._derived(self._world.child(self.rank, 0, range(self.size)), self.rank)
+
+    def split(self, color: int | None, key: int = 0) -> LoopbackTransport | None:
+        """See ``Transport.split``."""
+        given = self.all_gather_object((color, key))
+        mine = -1 if color is None else color
+        members = [r for r in range(self.size) if given[r][0] == color]
+        members.sort(key=lambda r: given[r][1])
+        world = self._world.child(self.rank, mine, members)
+        return None if color is None else self._derived(world, members.index(self.rank))
+
+    def _derived(self, world: LoopbackWorld, rank: int) -> LoopbackTransport:
+        transport = world.transport(rank)
+        transport.inherit(self)
+        return transport
 
 
 def single() -> LoopbackTransport:

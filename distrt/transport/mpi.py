@@ -6,6 +6,7 @@ bfloat16, NaN and the order of the folds the same under every MPI.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import re
 import sys
@@ -86,6 +87,42 @@ class _MpiRequest(Request):
 
 
 @final
+class _Calls:
+    """The calls of this rank in which all ranks of the world take part.
+
+    Each communicator numbers its own, for only they come in the same order on all ranks.
+    What a rank that leaves tells the others is the sum over the world's communicator and
+    its duplicates: a rank that has left normally has made as many of these calls as any
+    other one ever will. The calls of a part of the ranks tell nothing, and are not counted.
+
+    Args:
+      told: the counter of the world's communicator, and what the others learn at exit.
+      departed: see ``MpiTransport``.
+    """
+
+    def __init__(
+        self, told: ctypes.c_int64, departed: Callable[[], tuple[int, int] | None]
+    ) -> None:
+        self.departed = departed
+        self._counters = [told]
+        atexit.register(self.settle)
+
+    def counter(self) -> ctypes.c_int64:
+        """Return the counter of another communicator of all ranks."""
+        self._counters.append(ctypes.c_int64())
+        return self._counters[-1]
+
+    def total(self) -> int:
+        """Return the calls begun so far."""
+        return sum(counter.value for counter in self._counters)
+
+    def settle(self) -> None:
+        """Put the sum where the others will read it; what follows is not counted any more."""
+        self._counters[0].value = self.total()
+        del self._counters[1:]
+
+
+@final
 class MpiTransport(Transport):
     """Messages of an mpi4py communicator.
 
@@ -94,6 +131,7 @@ class MpiTransport(Transport):
       counter: where calls are counted, so that other ranks can learn it when this one leaves.
       departed: returns a rank that has left the program and how many calls it had
         made, or None; asked every 100 ms of a wait.
+      calls: those of the transport that this one is derived from.
     """
 
     def __init__(
@@ -101,13 +139,17 @@ class MpiTransport(Transport):
         comm: Any,
         counter: ctypes.c_int64 | None = None,
         departed: Callable[[], tuple[int, int] | None] = lambda: None,
+        calls: _Calls | None = None,
     ) -> None:
         MPI = _mpi(initialize=True)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.name = _short_name(MPI.Get_library_version())
+        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.world_ranks = tuple(range(self.size))
         self._comm, self._byte = comm, MPI.BYTE
-        self._departed = departed
         self.counter = ctypes.c_int64() if counter is None else counter
+        self._calls = _Calls(self.counter, departed) if calls is None else calls
+        self._everyone = True
 
     def isend(self, buffer: Bytes, dest: int, tag: int) -> Request:
         """See ``Transport.isend``."""
@@ -119,14 +161,37 @@ class MpiTransport(Transport):
         with _peer_errors:
             return _MpiRequest(self._comm.Irecv((buffer, self._byte), source, tag), buffer)
 
+    def dup(self) -> MpiTransport:
+        """See ``Transport.dup``. Waits inside MPI: let the ranks agree on the call before."""
+        with _peer_errors:
+            comm = self._comm.Dup()
+        return self._derived(comm, self.world_ranks, self._everyone)
+
+    def split(self, color: int | None, key: int = 0) -> MpiTransport | None:
+        """See ``Transport.split``. Waits inside MPI: let the ranks agree on the call before."""
+        MPI = _mpi(initialize=True)
+        with _peer_errors:
+            comm = self._comm.Split(MPI.UNDEFINED if color is None else color, key)
+        if color is None:
+            return None
+        members = comm.allgather(self.world_ranks[self.rank])
+        return self._derived(comm, tuple(members), everyone=False)
+
+    def _derived(self, comm: Any, world_ranks: tuple[int, ...], everyone: bool) -> MpiTransport:
+        counter = self._calls.counter() if everyone else None
+        derived = MpiTransport(comm, counter, calls=self._calls)
+        derived.world_ranks, derived._everyone = world_ranks, everyone
+        derived.inherit(self)
+        return derived
+
     def check_peers(self, what: str) -> None:
         """See ``Transport.check_peers``."""
-        gone = self._departed()
-        # A rank that has made this call as well has done its part of it.
-        if gone is not None and gone[1] < self.calls:
+        gone = self._calls.departed()
+        # A rank that has made as many calls of all ranks has done its part of each of them.
+        if gone is not None and gone[1] < self._calls.total():
             raise PeerError(
                 f"rank {gone[0]} has left: its program ended after {gone[1]} collective calls, "
-                f"and rank {self.rank} waits in {what}. "
+                f"and rank {self.world_ranks[self.rank]} waits in {what}. "
                 "Every rank must make the same collective calls; look for an early exit or a "
                 "loop that is shorter on that rank"
             )

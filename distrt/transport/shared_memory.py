@@ -97,12 +97,18 @@ class Node(NamedTuple):
     Attributes:
       arena: this rank's own.
       bases: where this process sees the arena of each of them, in their order.
-      rank: this rank's place among them.
+      world_ranks: which ranks of the world they are, in the same order.
     """
 
     arena: Arena
     bases: tuple[int, ...]
-    rank: int
+    world_ranks: tuple[int, ...]
+
+    def among(self, world_ranks: Sequence[int]) -> Node:
+        """Return the part of them that is in ``world_ranks``, in that order."""
+        base_of = dict(zip(self.world_ranks, self.bases, strict=True))
+        kept = tuple(rank for rank in world_ranks if rank in base_of)
+        return Node(self.arena, tuple(base_of[rank] for rank in kept), kept)
 
     def close(self) -> None:
         """Give everything back, as ``Arena.close``."""
@@ -176,7 +182,7 @@ def _share(
     if arena is None:
         return None, problem
     arena.forget_name()
-    node = Node(arena, tuple(bases), list(local_ranks).index(transport.rank))
+    node = Node(arena, tuple(bases), tuple(transport.world_ranks[r] for r in local_ranks))
     if problem:
         node.close()
         return None, problem

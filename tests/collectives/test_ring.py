@@ -1,9 +1,4 @@
-"""The ring by itself, over threads: memory that messages cannot reach, and small windows.
-
-A GPU's memory is such memory. ``FarMemory`` behaves as CudaKernels does: bytes
-are sent from and received into buffers apart, and mean nothing before they are
-staged or after they have landed. The arithmetic is the host's.
-"""
+"""The ring by itself, over threads: memory that messages cannot reach, and small windows."""
 
 import numpy as np
 import pytest
@@ -14,18 +9,7 @@ from distrt.collectives.ring import Ring, Slots
 from distrt.kernels.host import HostKernels
 from distrt.reduce_op import ReduceOp
 from distrt.transport.loopback import LoopbackWorld
-
-
-class FarMemory(HostKernels):
-    def stage_out(self, view):
-        return view.view(np.uint8).copy()
-
-    def landing(self, view):
-        return np.full(view.nbytes, 0xAB, np.uint8)
-
-    def land(self, view, buffer):
-        view.view(np.uint8)[...] = buffer
-        buffer[...] = 0xCD
+from tests.collectives.far_memory import FarMemory
 
 
 def all_reduce(transport, kernels, source, target, row, segment_bytes, window, slots):
@@ -92,3 +76,64 @@ def test_steps_never_block_and_slots_come_back():
         finished |= {rank for rank in range(2) if rank not in finished and rings[rank].step()}
     assert finished == {0, 1}
     assert all(len(free) > 0 for s in slots for free in s._free.values())
+
+
+@pytest.mark.parametrize("where", ["apart", "whole", "in place"])
+@pytest.mark.parametrize("name", ["f32", "bf16", "i64"])
+@pytest.mark.parametrize(
+    "lengths", [[0, 0], [3, 0], [5, 5, 5], [0, 7, 1], [40, 0, 0], [1, 2, 30, 0, 4]]
+)
+def test_reduce_scatter_of_uneven_chunks_into_the_own_one(lengths, name, where):
+    row, size = DTYPES[name], len(lengths)
+    chunks, count = schedule.joined(lengths), sum(lengths)
+
+    def body(transport):
+        rank, kernels = transport.rank, FarMemory()
+        source = (np.arange(count) % 8 * (rank + 1)).astype(row.numpy)
+        own = chunks[rank]
+        target = {
+            "apart": np.empty(own.length, row.numpy),
+            "whole": np.full(count, 99, row.numpy),
+            "in place": source[own.slice],
+        }[where]
+        ring = Ring(
+            transport,
+            kernels,
+            schedule.reduce_scatter(size, rank),
+            chunks,
+            row=row,
+            op=ReduceOp.SUM,
+            source=source,
+            target=target,
+            target_offset=0 if where == "whole" else own.offset,
+            slots=Slots(),
+            segment_bytes=16,
+        )
+        transport.drive(ring.step, "the test")
+        expected = (np.arange(count) % 8 * sum(range(1, size + 1))).astype(row.numpy)
+        part = target[own.slice] if where == "whole" else target
+        assert part.size == own.length and (part == expected[own.slice]).all()
+        if where == "whole":
+            assert np.delete(target, np.r_[own.slice]).tolist() == [99] * (count - own.length)
+
+    LoopbackWorld(size).run(body)
+
+
+def test_two_segments_are_in_flight_both_ways():
+    world = LoopbackWorld(2)
+    ring = Ring(
+        world.transport(0),
+        HostKernels(),
+        schedule.all_reduce(2, 0),
+        schedule.chunks(8, 2),
+        row=DTYPES["f32"],
+        op=ReduceOp.SUM,
+        source=np.ones(8, np.float32),
+        target=np.empty(8, np.float32),
+        slots=Slots(),
+        segment_bytes=8,
+        window=2,
+    )
+    assert not ring.step()
+    for queues in (world._sends, world._receives):
+        assert [len(queue) for queue in queues.values() if queue] == [2]

@@ -109,3 +109,64 @@ def test_segments_cover_the_span(limit):
         covered = [i for s in pieces for i in range(s.offset, s.offset + s.length)]
         assert covered == list(range(10, 10 + count))
         assert all(1 <= s.length <= limit for s in pieces)
+
+
+def meet(programs, count):
+    """Run the rounds of all ranks; return what each rank holds, element by element.
+
+    A partial result is (first rank, last rank + 1): whatever is folded must be neighbours,
+    the lower ones first. A complete one is marked. A rank is in one round at a time, so
+    a schedule in which ranks wait for each other in a circle gets stuck here.
+    """
+    todo = [deque(program) for program in programs]
+    held = [[(rank, rank + 1)] * count for rank in range(len(programs))]
+    moved = True
+    while moved:
+        moved = False
+        for low in range(len(programs)):
+            high = todo[low][0].peer if todo[low] else low
+            if low >= high or not todo[high] or todo[high][0].peer != low:
+                continue
+            moved, both = True, {low: todo[low].popleft(), high: todo[high].popleft()}
+            assert both[low].sent.length == both[high].received.length
+            before = {rank: list(held[rank]) for rank in both}
+            for rank, other in ((low, high), (high, low)):
+                act, into = both[rank].action, both[rank].received
+                assert not into.length or into == both[other].sent
+                assert (act is Action.LOAD) == (into == Span(0, 0) and both[rank].sent.length > 0)
+                for i in range(into.offset, into.offset + into.length):
+                    a, b = before[low][i], before[high][i]
+                    if act is Action.STORE:
+                        held[rank][i] = before[other][i]
+                        assert held[rank][i] == "complete"
+                    else:
+                        assert a[1] == b[0], "folded out of order, or twice"
+                        held[rank][i] = (a[0], b[1])
+                        if act is Action.FINISH:
+                            assert held[rank][i] == (0, len(programs))
+                            held[rank][i] = "complete"
+    assert not any(todo), "deadlock"
+    return held
+
+
+@pytest.mark.parametrize("make", [schedule.recursive_doubling, schedule.halving_doubling])
+@pytest.mark.parametrize("size", range(1, 65))
+def test_pairs_fold_every_rank_once_in_order_and_complete_all(size, make):
+    for count in (1, 2, size - 1, size, size + 1, 3 * size + 1):
+        held = meet([make(size, rank, count) for rank in range(size)], count)
+        expected = "complete" if size > 1 else (0, 1)
+        assert held == [[expected] * count] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_steps_and_bytes_of_pairs(size):
+    power = 1 << (size.bit_length() - 1)
+    log, extra, count = power.bit_length() - 1, size > power, 4 * power
+    for rank in range(size):
+        short = schedule.recursive_doubling(size, rank, count)
+        long = schedule.halving_doubling(size, rank, count)
+        assert len(short) <= log + 2 * extra and len(long) <= 2 * log + 2 * extra
+        assert sum(r.sent.length for r in short) <= count * (log + extra)
+        assert sum(r.sent.length for r in long) <= 2 * (count - count // power) + count * extra
+        # The same number of rounds for any count: ranks cannot lose step over short buffers.
+        assert len(schedule.halving_doubling(size, rank, 0)) == len(long)
