@@ -18,6 +18,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, final
 
+from distrt.choice import Choice
 from distrt.engine import Engine
 from distrt.errors import DistrtError, by_rank
 from distrt.general import General
@@ -54,13 +55,17 @@ class Communicator:
     """
 
     def __init__(
-        self, transport: Transport, settings: Settings | None = None, node: Node | None = None
+        self,
+        transport: Transport,
+        settings: Settings | None = None,
+        node: Node | None = None,
+        choice: Choice | None = None,
     ) -> None:
         self.rank, self.size, self.transport = transport.rank, transport.size, transport
         self.settings = settings or Settings()
         transport.timeout_seconds = self.settings.timeout_seconds
         self.node = node
-        self._engine = Engine(transport, self.settings, node)
+        self._engine = Engine(transport, self.settings, node, choice)
         self._quick = self._engine.quick
         self._general = General(self._engine, self.rank, self.size)
 
@@ -69,7 +74,14 @@ class Communicator:
 
     # ------------------------------------------------------------------ verbs
 
-    def all_reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, *, out: Any = None) -> Any:
+    def all_reduce(
+        self,
+        value: Any,
+        op: ReduceOp | str = ReduceOp.SUM,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
         """Combine the ranks' values; every rank gets the result. All ranks must call.
 
         Args:
@@ -82,20 +94,34 @@ class Communicator:
 
         Source: MPI_Allreduce, tf.distribute.ReplicaContext.all_reduce.
         """
-        tried = self._quick.quick_all_reduce(value, op, out)
+        tried = None if async_op else self._quick.all_reduce(value, op, out)
         if tried is None or tried is False:
-            return self._general.all_reduce(value, op, out, tried)
+            prepare = functools.partial(self._general.all_reduce, value, op, out)
+            return self._general.make("all_reduce", prepare, tried, async_op)
         return tried
 
-    def reduce(self, value: Any, op: ReduceOp | str = ReduceOp.SUM, root: int = 0) -> Any:
+    def reduce(
+        self,
+        value: Any,
+        op: ReduceOp | str = ReduceOp.SUM,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+    ) -> Any:
         """As ``all_reduce``, but only ``root`` gets the result; the others get None.
 
         Source: MPI_Reduce.
         """
-        return self._general.reduce(value, op, root)
+        prepare = functools.partial(self._general.reduce, value, op, root)
+        return self._general.make("reduce", prepare, async_op=async_op)
 
     def reduce_scatter(
-        self, value: Any, op: ReduceOp | str = ReduceOp.SUM, *, out: Any = None
+        self,
+        value: Any,
+        op: ReduceOp | str = ReduceOp.SUM,
+        *,
+        out: Any = None,
+        async_op: bool = False,
     ) -> Any:
         """Combine the ranks' values; rank r gets the r-th part of the rows. All ranks must call.
 
@@ -108,12 +134,15 @@ class Communicator:
 
         Source: MPI_Reduce_scatter.
         """
-        tried = self._quick.quick_reduce_scatter(value, op, out)
+        tried = None if async_op else self._quick.reduce_scatter(value, op, out)
         if tried is None or tried is False:
-            return self._general.reduce_scatter(value, op, out, tried)
+            prepare = functools.partial(self._general.reduce_scatter, value, op, out)
+            return self._general.make("reduce_scatter", prepare, tried, async_op)
         return tried
 
-    def broadcast(self, value: Any, root: int = 0, *, out: Any = None) -> Any:
+    def broadcast(
+        self, value: Any, root: int = 0, *, out: Any = None, async_op: bool = False
+    ) -> Any:
         """Give every rank ``root``'s value. All ranks must call.
 
         Args:
@@ -123,12 +152,15 @@ class Communicator:
 
         Source: MPI_Bcast.
         """
-        tried = self._quick.quick_broadcast(value, root, out)
+        tried = None if async_op else self._quick.broadcast(value, root, out)
         if tried is None or tried is False:
-            return self._general.broadcast(value, root, out, tried)
+            prepare = functools.partial(self._general.broadcast, value, root, out)
+            return self._general.make("broadcast", prepare, tried, async_op)
         return tried
 
-    def all_gather(self, value: Any, axis: int = 0, *, out: Any = None) -> Any:
+    def all_gather(
+        self, value: Any, axis: int = 0, *, out: Any = None, async_op: bool = False
+    ) -> Any:
         """Concatenate the ranks' values along ``axis``, in rank order. All ranks must call.
 
         Args:
@@ -139,20 +171,22 @@ class Communicator:
         Source: MPI_Allgatherv, tf.distribute.ReplicaContext.all_gather.
         """
         tried = None
-        if axis == 0:
-            tried = self._quick.quick_all_gather(value, 0, out)
+        if axis == 0 and not async_op:
+            tried = self._quick.all_gather(value, 0, out)
         if tried is None or tried is False:
-            return self._general.all_gather(value, axis, out, tried)
+            prepare = functools.partial(self._general.all_gather, value, axis, out)
+            return self._general.make("all_gather", prepare, tried, async_op)
         return tried
 
-    def gather(self, value: Any, root: int = 0, axis: int = 0) -> Any:
+    def gather(self, value: Any, root: int = 0, axis: int = 0, *, async_op: bool = False) -> Any:
         """As ``all_gather``, but only ``root`` gets the result; the others get None.
 
         Source: MPI_Gatherv.
         """
-        return self._general.gather(value, root, axis)
+        prepare = functools.partial(self._general.gather, value, root, axis)
+        return self._general.make("gather", prepare, async_op=async_op)
 
-    def scatter(self, value: Any, root: int = 0) -> Any:
+    def scatter(self, value: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """Give rank r the r-th part of the rows of ``root``'s value. All ranks must call.
 
         Args:
@@ -162,10 +196,16 @@ class Communicator:
 
         Source: MPI_Scatterv.
         """
-        return self._general.scatter(value, root)
+        prepare = functools.partial(self._general.scatter, value, root)
+        return self._general.make("scatter", prepare, async_op=async_op)
 
     def all_to_all(
-        self, value: Any, counts: Sequence[int] | None = None, *, out: Any = None
+        self,
+        value: Any,
+        counts: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool = False,
     ) -> Any:
         """Send a part of the rows to each rank; return what came, in rank order. All must call.
 
@@ -178,15 +218,16 @@ class Communicator:
         Source: MPI_Alltoall, MPI_Alltoallv.
         """
         tried = None
-        if counts is None:
-            tried = self._quick.quick_all_to_all(value, 0, out)
+        if counts is None and not async_op:
+            tried = self._quick.all_to_all(value, 0, out)
         if tried is None or tried is False:
-            return self._general.all_to_all(value, counts, out, tried)
+            prepare = functools.partial(self._general.all_to_all, value, counts, out)
+            return self._general.make("all_to_all", prepare, tried, async_op)
         return tried
 
-    def barrier(self) -> None:
+    def barrier(self, *, async_op: bool = False) -> Any:
         """Return once all ranks have called it. Source: MPI_Barrier."""
-        self._general.barrier()
+        return self._general.make("barrier", self._general.barrier, async_op=async_op)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's picklable ``value`` in rank order. All ranks must call.
@@ -194,13 +235,15 @@ class Communicator:
         For small things; arrays belong to ``all_gather``.
         """
         pickled = functools.partial(pickle.dumps, value, pickle.HIGHEST_PROTOCOL)
-        payloads = self._general.objects("all_gather_object", "", None, pickled)
+        prepare = functools.partial(self._general.objects, "", None, pickled)
+        payloads = self._general.make("all_gather_object", prepare)
         return [pickle.loads(payload) for payload in payloads]
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Return ``root``'s picklable ``value`` on every rank. All ranks must call."""
         pickled = functools.partial(pickle.dumps, value, pickle.HIGHEST_PROTOCOL)
-        payload = self._general.objects("broadcast_object", f"root={root}", root, pickled)
+        prepare = functools.partial(self._general.objects, f"root={root}", root, pickled)
+        payload = self._general.make("broadcast_object", prepare)
         return value if self.rank == root else pickle.loads(payload)
 
     def together(
@@ -248,9 +291,31 @@ class Communicator:
         """
         return self._engine.empty(like, count, dtype)
 
-    def algorithm_for(self, verb: str) -> str:
-        """Return the name of the algorithm that NumPy arrays take in ``verb``. Not collective."""
-        return self._engine.algorithm_for(verb)
+    def algorithm_for(self, verb: str, nbytes: int = 0) -> str:
+        """Return the name of the algorithm that NumPy arrays take. Not collective."""
+        return self._engine.algorithm_for(verb, nbytes)
+
+    def algorithms(self, verb: str) -> tuple[str, ...]:
+        """Return the names of all algorithms that NumPy arrays can take. Not collective."""
+        return self._engine.algorithms(verb)
+
+    @contextlib.contextmanager
+    def using(self, algorithm: str) -> Iterator[None]:
+        """Take ``algorithm`` in all calls inside that can. All ranks must do so.
+
+        Args:
+          algorithm: as DISTRT_ALGORITHM: a name, or "all_reduce=ring,broadcast=direct".
+
+        Raises:
+          InvalidArgumentError: there is no such algorithm.
+        """
+        before = self._quick
+        with self._engine.using(algorithm):
+            self._quick = self._engine.quick
+            try:
+                yield
+            finally:
+                self._quick = before
 
     def flag_round_trip(self, rounds: int = 2000) -> float | None:
         """Return how long a flag takes from rank 0 to rank 1 and back, in seconds. All must call.
@@ -262,7 +327,7 @@ class Communicator:
         times = []
         for _ in range(5):
             self.barrier()
-            times.append(self._quick.round_trips(rounds) / rounds)
+            times.append(self._engine.direct.channel.round_trips(rounds) / rounds)
             self.barrier()
         shortest: float = self.broadcast_object(min(times))
         return shortest
@@ -275,11 +340,13 @@ class Communicator:
         All ranks must enter and leave together.
         """
         call()
-        self._quick.unsynchronised(True)
+        direct = self._engine.direct
+        assert direct is not None, "calls in messages wait for each other"
+        direct.channel.unsynchronised(True)
         try:
             yield
         finally:
-            self._quick.unsynchronised(False)
+            direct.channel.unsynchronised(False)
             self.barrier()
 
     @contextlib.contextmanager

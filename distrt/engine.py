@@ -1,51 +1,53 @@
 """The engine: which algorithm a call takes, and how it is run (layer 4).
 
-May import: collectives, health, kernels, transport, settings, arrays, reduce_op,
-errors. general.py is the only user. Ranks of one host that share memory use
-``direct`` for NumPy arrays; everything else goes around the ring or from rank to
-rank in messages. The choice depends on what is equal on all ranks only.
+May import: choice, messages, progress, collectives, health, kernels, transport, settings, arrays,
+reduce_op, errors. general.py is the only user. Every method of a verb is a *program*
+(progress.py): a generator that yields where it must wait, driven by the queue. The choice
+depends on what is equal on all ranks only: the layout, rank 0's table, and the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from distrt.arrays import DTYPES, DType, is_cupy
+from distrt.arrays import DType, is_cupy
+from distrt.choice import ALGORITHMS, Choice
 from distrt.collectives import schedule
 from distrt.collectives.direct import VERBS, Direct, MismatchError
-from distrt.collectives.exchange import Exchange, Move
-from distrt.collectives.ring import Ring, Slots
+from distrt.collectives.hierarchical import Hierarchical
+from distrt.collectives.ring import Slots
 from distrt.collectives.schedule import Span
 from distrt.errors import PeerError
 from distrt.health.fingerprint import Fingerprints
 from distrt.kernels import kernels_for
+from distrt.messages import Messages
+from distrt.progress import Program, Queue
 from distrt.reduce_op import ReduceOp
 from distrt.settings import Settings
 from distrt.transport.base import Transport
 from distrt.transport.shared_memory import Node
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Quick"]
 
-_BYTES = DTYPES["u8"]
+
+def _never(*_: Any) -> None:
+    """Stand for a quick way that there is not: answer None, as for a call that is not plain."""
 
 
 @final
-class _NeverQuick:
-    """What stands for the channel where the ranks have none: no call is quick."""
+class Quick(NamedTuple):
+    """The quick ways of the verbs: one call into compiled code, from arguments to result."""
 
-    held = 0
-    busy = False
-
-    def unsynchronised(self, on: bool) -> None:
-        """Messages cannot do without waiting."""
-
-    def quick_all_reduce(self, value: Any, op: Any, out: Any) -> None:
-        """Leave the call to the general way."""
-
-    quick_reduce_scatter = quick_all_gather = quick_broadcast = quick_all_to_all = quick_all_reduce
+    all_reduce: Callable[[Any, Any, Any], Any] = _never
+    reduce_scatter: Callable[[Any, Any, Any], Any] = _never
+    all_gather: Callable[[Any, Any, Any], Any] = _never
+    broadcast: Callable[[Any, Any, Any], Any] = _never
+    all_to_all: Callable[[Any, Any, Any], Any] = _never
 
 
 @final
@@ -56,22 +58,78 @@ class Engine:
     arrays are flat and contiguous, of a kernel row's dtype (bytes where they only move).
 
     Attributes:
-      direct: the shared-memory algorithms, where all ranks are on one host.
-      quick: its channel, or what never takes a call.
+      groups: the ranks that share memory with each other, in order of their lowest one.
+      direct: the shared-memory algorithms, where all ranks share memory.
+      quick: the quick ways, of the verbs that ``direct`` always does.
+      queue: this communicator's calls, in order.
     """
 
-    def __init__(self, transport: Transport, settings: Settings, node: Node | None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        settings: Settings,
+        node: Node | None,
+        choice: Choice | None = None,
+    ) -> None:
         self._transport, self._settings = transport, settings
         self._fingerprints = Fingerprints(transport)
-        self._slots = Slots()
-        self._first = 0
+        slots, self._first = Slots(), 0
+        self._messages = Messages(transport, settings, slots)
         self._node = node
+        self._lock = threading.Lock()
+        self._held = 0
+        self.queue = Queue(transport, self._abandon, self.hold)
+        self.groups = _groups(transport, node)
         self.direct: Direct | None = None
-        shares = node is not None and len(node.bases) == transport.size > 1
-        if shares and settings.algorithm != "ring":
-            assert node is not None
-            self.direct = Direct(transport, node, settings, self._look)
-        self.quick: Any = _NeverQuick() if self.direct is None else self.direct.channel
+        self._hierarchical: Hierarchical | None = None
+        if node is not None and len(self.groups) == 1 < transport.size:
+            self.direct = Direct(transport, node, settings, self._look, self._patience)
+        elif 1 < len(self.groups) < transport.size:
+            own = None if node is None or len(node.bases) == 1 else node
+            self._hierarchical = Hierarchical(
+                transport, self.groups, own, settings, slots, self._patience
+            )
+        self._choose(Choice(forced=settings.algorithm) if choice is None else choice)
+
+    # ------------------------------------------------------------------ choice
+
+    def _choose(self, choice: Choice) -> None:
+        self._choice = choice
+        self.quick = Quick()
+        if self.direct is not None:
+            channel = self.direct.channel
+            always = [verb for verb in VERBS[1:] if choice.always(verb, *self._layout) == "direct"]
+            self.quick = Quick(**{verb: getattr(channel, f"quick_{verb}") for verb in always})
+
+    @property
+    def _layout(self) -> tuple[int, int]:
+        return self._transport.size, len(self.groups)
+
+    def algorithms(self, verb: str) -> tuple[str, ...]:
+        """Return the names of all algorithms that NumPy arrays can take in ``verb``."""
+        lacking = set()
+        if self.direct is None:
+            lacking.add("direct")
+        if self._hierarchical is None:
+            lacking.add("hierarchical")
+        return tuple(name for name in ALGORITHMS[verb] if name not in lacking)
+
+    def algorithm_for(self, verb: str, nbytes: int = 0, like: Any = None) -> str:
+        """Return the name of the algorithm that such a call takes."""
+        available = self.algorithms(verb)
+        if is_cupy(like):
+            available = tuple(n for n in available if n not in ("direct", "hierarchical"))
+        return self._choice.choose(verb, nbytes, *self._layout, available)
+
+    @contextlib.contextmanager
+    def using(self, algorithm: str) -> Iterator[None]:
+        """Take ``algorithm`` in all calls inside that can."""
+        before = self._choice
+        self._choose(before.forcing(algorithm))
+        try:
+            yield
+        finally:
+            self._choose(before)
 
     def empty(self, like: Any, count: int, dtype: Any) -> Any:
         """Return a flat array that this engine's algorithms use where it lies."""
@@ -79,39 +137,32 @@ class Engine:
             return kernels_for(like).empty(count, np.dtype(dtype))
         return self._node.arena.heap.empty(count, dtype)
 
-    def algorithm_for(self, verb: str) -> str:
-        """Return the name of the algorithm that NumPy arrays take in ``verb``."""
-        if self.direct is not None:
-            return "direct"
-        return "exchange" if verb in ("all_to_all", "gather", "scatter") else "ring"
+    # ------------------------------------------------------------- the channel
 
-    # ----------------------------------------------------------------- checks
+    @property
+    def busy(self) -> bool:
+        """Whether a thread of this rank is in a quick call."""
+        return self.direct is not None and self.direct.channel.busy
 
-    def agree(self, text: str, quick: Callable[[Direct], int] | None = None) -> None:
-        """Compare the call with the other ranks'.
+    def hold(self, number: int) -> None:
+        """Let no call take the quick way until the numbers add up to 0 again."""
+        with self._lock:
+            self._held += number
+            if self.direct is not None:
+                self.direct.channel.held = self._held
 
-        Args:
-          text: the call in words.
-          quick: given where the call is one that the quick way may make as well: its
-            fingerprint, which then travels with the collective that follows.
-        """
-        direct = self.direct
-        if direct is None:
-            self._fingerprints.agree(text)
-            return
-        self._fingerprints.call = f"call #{self._transport.calls + 1} {text}"
-        if direct.channel.given_up:
-            # A quick call was: the transport learns it now, and refuses this one.
+    def notice(self) -> None:
+        """Let the transport learn that a quick call was given up, so that it refuses others."""
+        if self.direct is not None and self.direct.channel.given_up:
             self._transport.give_up(lambda: False)
-            self._drive(lambda: True)
-        if quick is not None:
-            self._first = quick(direct)
-        else:
-            self._drive(direct.agree(text))
 
-    def explain(self, text: str) -> None:
-        """Raise what all ranks called; after a quick call that found them different."""
-        self._fingerprints.explain(f"call #{self._transport.calls} {text}")
+    def _abandon(self) -> None:
+        for direct in (self.direct, self._hierarchical and self._hierarchical.direct):
+            if direct is not None:
+                direct.channel.give_up()
+
+    def _patience(self) -> float:
+        return self.queue.patience
 
     def _look(self, seconds: float, aborted: int, verb: int, value: np.ndarray) -> None:
         if aborted >= 0:
@@ -119,59 +170,78 @@ class Engine:
         shape = f"{value.dtype.name}{list(value.shape)}"
         self._transport.look(f"call #{self._transport.calls} {VERBS[verb]} {shape}", seconds)
 
-    def _drive(self, step: Callable[[], bool]) -> None:
-        # All ranks see a mismatch at the same barrier and none goes on, so the call has
-        # ended, and the next one finds everything in order.
-        differs = False
+    # ----------------------------------------------------------------- checks
 
-        def guarded() -> bool:
-            nonlocal differs
-            try:
-                return step()
-            except MismatchError:
-                differs = True
-                return True
+    def agree(
+        self, verb: str, text: str, quick: Callable[[Direct], int] | None = None
+    ) -> Program[None]:
+        """Compare the call with the other ranks'.
 
-        try:
-            self._transport.drive(guarded, self._fingerprints.call)
-        except BaseException:
-            if self.direct is not None:
-                self.direct.channel.give_up()
-            raise
-        if differs:
-            self._fingerprints.explain(self._fingerprints.call)
+        Args:
+          verb: the verb.
+          text: the rest of the call in words.
+          quick: given where the call is one that the quick way may make as well: its
+            fingerprint, which then travels with the collective that follows.
+        """
+        direct, call = self.direct, f"{verb} {text}".rstrip()
+        if direct is None:
+            yield from self._fingerprints.agree(call)
+            return
+        self._fingerprints.call = f"call #{self._transport.calls + 1} {call}"
+        if quick is not None and getattr(self.quick, verb) is not _never:
+            self._first = quick(direct)
+        else:
+            yield from self._steps(direct.agree(call))
 
-    def _direct_for(self, source: Any) -> Direct | None:
-        return None if is_cupy(source) else self.direct
+    def explain(self, call: str) -> Program[None]:
+        """Raise what all ranks called; after a quick call that found them different."""
+        yield from self._fingerprints.explain(f"call #{self._transport.calls} {call}")
 
     def _digest(self) -> int:
         digest, self._first = self._first, 0
         return digest
 
+    def _steps(self, step: Callable[[], bool]) -> Program[None]:
+        # All ranks see a mismatch at the same barrier and none goes on, so the call has
+        # ended, and the next one finds everything in order.
+        try:
+            while not step():
+                yield
+        except MismatchError:
+            pass
+        else:
+            return
+        yield from self._fingerprints.explain(self._fingerprints.call)
+
     # -------------------------------------------------------------- reductions
 
     def all_reduce(
         self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float
-    ) -> None:
+    ) -> Program[None]:
         """Reduce ``source`` into ``target``, which may be the same object."""
-        if direct := self._direct_for(source):
-            self._drive(direct.fold(self._digest(), row, op, source, target, divisor))
-            return
-        size, rank = self._transport.size, self._transport.rank
-        chunks = schedule.chunks(source.size, size)
-        program = schedule.all_reduce(size, rank)
-        self._ring(program, chunks, row, source, target, op, divisor)
+        name = self.algorithm_for("all_reduce", source.nbytes, source)
+        return _ALL_REDUCE[name](self, row, source, target, op, divisor)
+
+    def _direct_all_reduce(
+        self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float
+    ) -> Program[None]:
+        assert self.direct is not None
+        return self._steps(self.direct.fold(self._digest(), row, op, source, target, divisor))
+
+    def _hierarchical_all_reduce(
+        self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float
+    ) -> Program[None]:
+        assert self._hierarchical is not None
+        return self._hierarchical.all_reduce(row, op, source, target, divisor)
 
     def reduce(
         self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float, root: int
-    ) -> None:
+    ) -> Program[None]:
         """As ``all_reduce``, but only ``root`` has a target."""
-        if direct := self._direct_for(source):
-            self._drive(direct.fold(self._digest(), row, op, source, target, divisor, root=root))
-            return
-        program = schedule.reduce(self._transport.size, self._transport.rank, root)
-        chunks = schedule.chunks(source.size, 1)
-        self._ring(program, chunks, row, source, target, op, divisor)
+        if direct := self._direct_for("reduce", source.nbytes, source):
+            fold = direct.fold(self._digest(), row, op, source, target, divisor, root=root)
+            return self._steps(fold)
+        return self._messages.reduce(row, source, target, op, divisor, root)
 
     def reduce_scatter(
         self,
@@ -181,84 +251,76 @@ class Engine:
         op: ReduceOp,
         divisor: float,
         chunks: Sequence[Span],
-    ) -> None:
+    ) -> Program[None]:
         """Reduce chunk r of ``source`` into the target of rank r."""
-        if direct := self._direct_for(source):
+        if direct := self._direct_for("reduce_scatter", source.nbytes, source):
             digest = self._digest()
-            self._drive(direct.fold(digest, row, op, source, target, divisor, chunks=chunks))
-            return
-        size, rank = self._transport.size, self._transport.rank
-        whole = kernels_for(source).empty(source.size, source.dtype)
-        program = schedule.reduce_scatter(size, rank)
-        self._ring(program, chunks, row, source, whole, op, divisor)
-        target[...] = whole[chunks[rank].slice]
+            fold = direct.fold(digest, row, op, source, target, divisor, chunks=chunks)
+            return self._steps(fold)
+        return self._messages.reduce_scatter(row, source, target, op, divisor, chunks)
 
     # ------------------------------------------------------------------- moves
 
-    def broadcast(self, source: Any, target: Any, root: int) -> None:
+    def broadcast(self, source: Any, target: Any, root: int) -> Program[None]:
         """Copy the bytes of ``root``'s source into every target."""
         rank, size = self._transport.rank, self._transport.size
-        if direct := self._direct_for(source):
+        if direct := self._direct_for("broadcast", source.nbytes, source):
             pulls = [(0, target.size if other == root else 0, 0) for other in range(size)]
             offered = source if rank == root else None
-            self._drive(direct.move(self._digest(), offered, target, pulls))
-            return
-        if rank == root and target is not source:
-            target[...] = source
-        program = schedule.broadcast(size, rank, root)
-        self._ring(program, schedule.chunks(target.size, 1), _BYTES, target, target)
+            return self._steps(direct.move(self._digest(), offered, target, pulls))
+        return self._messages.broadcast(source, target, root)
 
-    def all_gather(self, source: Any) -> tuple[Any, list[int]]:
+    def all_gather(self, source: Any) -> Program[tuple[Any, list[int]]]:
         """Return all ranks' bytes, joined in rank order, and how many each had."""
-        if direct := self._direct_for(source):
-            return self._gathered(direct, source, wanted=True)
-        lengths = self.table([source.size])[:, 0].tolist()
-        return self._ring_gather(source, lengths), lengths
+        if direct := self._direct_for("all_gather", 0, source):
+            return (yield from self._gathered(direct, source, wanted=True))
+        lengths = (yield from self.table([source.size]))[:, 0].tolist()
+        return (yield from self._messages.all_gather(source, lengths)), lengths
 
-    def gather(self, source: Any, root: int) -> tuple[Any, list[int]]:
+    def gather(self, source: Any, root: int) -> Program[tuple[Any, list[int]]]:
         """As ``all_gather``, but only ``root`` gets the bytes; the others None."""
-        rank, size = self._transport.rank, self._transport.size
-        if direct := self._direct_for(source):
-            return self._gathered(direct, source, wanted=rank == root)
-        lengths = self.table([source.size])[:, 0].tolist()
-        if rank != root:
-            self._exchange([Move(root, source)], [])
-            return None, lengths
-        target = kernels_for(source).empty(sum(lengths), source.dtype)
-        spans = schedule.joined(lengths)
-        target[spans[root].slice] = source
-        others = [r for r in range(size) if r != root]
-        self._exchange([], [Move(r, target[spans[r].slice]) for r in others])
-        return target, lengths
+        if direct := self._direct_for("gather", 0, source):
+            wanted = self._transport.rank == root
+            return (yield from self._gathered(direct, source, wanted))
+        lengths = (yield from self.table([source.size]))[:, 0].tolist()
+        return (yield from self._messages.gather(source, lengths, root)), lengths
 
-    def pairs(self, source: Any, target: Any, table: np.ndarray) -> None:
+    def pairs(self, verb: str, source: Any, target: Any, table: np.ndarray) -> Program[None]:
         """Move ``table[s, d]`` bytes from the source of s to the target of d, in rank order."""
         rank, size = self._transport.rank, self._transport.size
-        starts = np.cumsum(table, axis=1) - table
-        into = schedule.joined(table[:, rank].tolist())
-        if direct := self._direct_for(source):
+        if direct := self._direct_for(verb, int(table.max(initial=0)) * size, source):
+            starts = np.cumsum(table, axis=1) - table
+            into = schedule.joined(table[:, rank].tolist())
             pulls = [
                 (int(starts[other, rank]), into[other].length, into[other].offset)
                 for other in range(size)
             ]
             offered = source if table[rank].any() else None
-            self._drive(direct.move(self._digest(), offered, target, pulls))
-            return
-        out = schedule.joined(table[rank].tolist())
-        target[into[rank].slice] = source[out[rank].slice]
-        others = [r for r in range(size) if r != rank]
-        self._exchange(
-            [Move(r, source[out[r].slice]) for r in others],
-            [Move(r, target[into[r].slice]) for r in others],
-        )
+            return self._steps(direct.move(self._digest(), offered, target, pulls))
+        return self._messages.pairs(source, target, table)
 
-    def objects(self, root: int | None, payload: bytes) -> Any:
+    def objects(self, root: int | None, payload: bytes) -> Program[Any]:
         """Return all ranks' payloads or, with a root, the root's."""
         if root is None:
-            return self._transport.all_gather_bytes(payload)
-        return self._transport.broadcast_bytes(payload, root)
+            return self._transport.gathering(payload)
+        return self._transport.broadcasting(payload, root)
 
-    def _gathered(self, direct: Direct, source: Any, wanted: bool) -> tuple[Any, list[int]]:
+    def table(self, own: Sequence[int]) -> Program[np.ndarray]:
+        """Return all ranks' rows of int64: [size, len(own)]."""
+        size = self._transport.size
+        row = np.array(own, np.int64).view(np.uint8)
+        if self.direct is not None:
+            table, _ = yield from self._gathered(self.direct, row, wanted=True)
+        else:
+            table = yield from self._messages.all_gather(row, [row.size] * size)
+        return np.asarray(table.view(np.int64).reshape(size, len(own)))
+
+    def _direct_for(self, verb: str, nbytes: int, source: Any) -> Direct | None:
+        return self.direct if self.algorithm_for(verb, nbytes, source) == "direct" else None
+
+    def _gathered(
+        self, direct: Direct, source: Any, wanted: bool
+    ) -> Program[tuple[Any, list[int]]]:
         lengths: list[int] = []
         targets: list[Any] = []
 
@@ -267,55 +329,22 @@ class Engine:
             targets.append(np.empty(sum(offered), np.uint8) if wanted else None)
             return targets[0]
 
-        self._drive(direct.gather(self._digest(), source, allocate))
+        yield from self._steps(direct.gather(self._digest(), source, allocate))
         return targets[0], lengths
 
-    def table(self, own: Sequence[int]) -> np.ndarray:
-        """Return all ranks' rows of int64: [size, len(own)]."""
-        size = self._transport.size
-        row = np.array(own, np.int64).view(np.uint8)
-        if self.direct is not None:
-            table = self._gathered(self.direct, row, wanted=True)[0]
-        else:
-            table = self._ring_gather(row, [row.size] * size)
-        return np.asarray(table.view(np.int64).reshape(size, len(own)))
 
-    def _ring_gather(self, source: Any, lengths: Sequence[int]) -> Any:
-        size, rank = self._transport.size, self._transport.rank
-        spans = schedule.joined(lengths)
-        target = kernels_for(source).empty(sum(lengths), source.dtype)
-        target[spans[rank].slice] = source
-        self._ring(schedule.all_gather(size, rank), spans, _BYTES, target, target)
-        return target
+_ALL_REDUCE: dict[str, Callable[..., Program[None]]] = {
+    "direct": Engine._direct_all_reduce,
+    "hierarchical": Engine._hierarchical_all_reduce,
+    "halving_doubling": lambda engine, *fold: engine._messages.halving_doubling(*fold),
+    "ring": lambda engine, *fold: engine._messages.all_reduce(*fold),
+}
 
-    def _exchange(self, sends: list[Move], receives: list[Move]) -> None:
-        self._drive(Exchange(self._transport, sends, receives).step)
 
-    def _ring(
-        self,
-        program: Sequence[schedule.Hop],
-        chunks: Sequence[Span],
-        row: DType,
-        source: Any,
-        target: Any,
-        op: ReduceOp | None = None,
-        divisor: float = 1.0,
-    ) -> None:
-        if self._transport.size == 1:
-            if target is not source:
-                target[...] = source
-            return
-        ring = Ring(
-            self._transport,
-            kernels_for(source),
-            program,
-            chunks,
-            row=row,
-            op=op,
-            source=source,
-            target=target,
-            divisor=divisor,
-            slots=self._slots,
-            segment_bytes=self._settings.segment_bytes,
-        )
-        self._drive(ring.step)
+def _groups(transport: Transport, node: Node | None) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each node, as the ranks see it."""
+    if transport.size == 1:
+        return ((0,),)
+    known = {world_rank: rank for rank, world_rank in enumerate(transport.world_ranks)}
+    own = (transport.rank,) if node is None else tuple(known[r] for r in node.world_ranks)
+    return tuple(sorted(set(transport.all_gather_object(own))))

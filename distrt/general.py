@@ -1,18 +1,17 @@
 """The general way of every verb: any layout, structure or kind of memory (layer 4).
 
-May import: arguments, engine, collectives.schedule, kernels, arrays, reduce_op,
+May import: arguments, engine, progress, collectives.schedule, kernels, arrays, reduce_op,
 errors. communicator.py is the only user: it says what a verb means, and tries the
-quick way first. Here a verb's arguments are checked and made flat, the call is
-agreed on by all ranks, the engine runs it, and the results get their shapes back.
+quick way first. Here a verb's arguments are checked and made flat, which gives a
+``Call``; ``General.make`` has all ranks agree on it and puts it into the queue.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -42,249 +41,79 @@ from distrt.collectives.direct import Direct
 from distrt.engine import Engine
 from distrt.errors import ContextError, DistrtError, InvalidArgumentError
 from distrt.kernels import kernels_for
+from distrt.progress import Program, Refused
 from distrt.reduce_op import ReduceOp
 
-__all__ = ["General"]
-
-_T = TypeVar("_T")
-_P = ParamSpec("_P")
+__all__ = ["Call", "General"]
 
 
-class Call(NamedTuple, Generic[_T]):
-    """A checked call: in words, how the quick way would say it (or None), and what to run."""
+class Call(NamedTuple):
+    """A checked call.
+
+    Attributes:
+      text: what all ranks must say alike, without the verb.
+      program: what to run once they have.
+      quick: how the quick way would say it, or None where it would not take it.
+    """
 
     text: str
-    quick: Callable[[Direct], int] | None
-    plan: _T
-
-
-def one_thread(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Make ``General.method`` refuse a call while another thread of this rank is in one."""
-
-    @functools.wraps(method)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        self: Any = args[0]
-        with self.alone(method.__name__):
-            return method(*args, **kwargs)
-
-    return call
+    program: Program[Any]
+    quick: Callable[[Direct], int] | None = None
 
 
 @final
 class General:
     """The verbs of a Communicator, whose docstrings say what each one does.
 
-    ``tried`` is what the quick way answered: None where the call is not plain, False
-    where the ranks' calls differ, which remains to be explained.
+    Each method checks the arguments of its verb, in the caller's thread, and returns the call.
     """
 
     def __init__(self, engine: Engine, rank: int, size: int) -> None:
         self.engine, self.rank, self.size = engine, rank, size
         self._busy = threading.RLock()
 
-    @one_thread
-    def all_reduce(self, value: Any, op: Any, out: Any, tried: bool | None = None) -> Any:
-        """See ``Communicator.all_reduce``."""
-
-        def prepare() -> Call[tuple[ReduceOp, Tree, list[Leaf], list[Any]]]:
-            parsed, tree = ReduceOp.parse(op), flatten(value)
-            leaves = leaves_of(tree, parsed)
-            outs = outs_of(out, tree, leaves)
-            quick = _quick("all_reduce", tree, leaves, parsed)
-            text = f"op={parsed.value} {describe(tree, leaves)}"
-            return Call(text, quick, (parsed, tree, untangled(leaves, outs), outs))
-
-        parsed, tree, leaves, outs = self.agree("all_reduce", prepare, tried)
-
-        def run(leaf: Leaf, target: Any) -> None:
-            self.engine.all_reduce(leaf.row, leaf.flat, target, parsed, self._divisor(parsed))
-
-        return self._each(tree, leaves, outs, run)
-
-    @one_thread
-    def reduce(self, value: Any, op: Any, root: int) -> Any:
-        """See ``Communicator.reduce``."""
-
-        def prepare() -> Call[tuple[ReduceOp, Tree, list[Leaf]]]:
-            parsed, chosen, tree = ReduceOp.parse(op), self._root(root), flatten(value)
-            leaves = leaves_of(tree, parsed)
-            text = f"op={parsed.value} root={chosen} {describe(tree, leaves)}"
-            return Call(text, None, (parsed, tree, leaves))
-
-        parsed, tree, leaves = self.agree("reduce", prepare)
-        divisor = self._divisor(parsed)
-
-        def run(leaf: Leaf, target: Any) -> None:
-            self.engine.reduce(leaf.row, leaf.flat, target, parsed, divisor, root)
-
-        if self.rank == root:
-            return self._each(tree, leaves, [None] * len(leaves), run)
-        for leaf in leaves:
-            run(leaf, None)
-        return None
-
-    @one_thread
-    def reduce_scatter(self, value: Any, op: Any, out: Any, tried: bool | None = None) -> Any:
-        """See ``Communicator.reduce_scatter``."""
-
-        def prepare() -> Call[tuple[ReduceOp, Tree, list[Leaf], list[Leaf], list[Any]]]:
-            parsed, tree = ReduceOp.parse(op), flatten(value)
-            leaves = leaves_of(tree, parsed)
-            parts = [parts_of("reduce_scatter", leaf, self.size)[self.rank] for leaf in leaves]
-            outs = outs_of(out, tree, parts)
-            quick = _quick("reduce_scatter", tree, leaves, parsed)
-            text = f"op={parsed.value} {describe(tree, leaves)}"
-            # An ``out`` may lie in any of the values, its own too.
-            return Call(text, quick, (parsed, tree, untangled(leaves, outs, own=True), parts, outs))
-
-        parsed, tree, leaves, parts, outs = self.agree("reduce_scatter", prepare, tried)
-        wholes = iter(leaves)
-
-        def run(part: Leaf, target: Any) -> None:
-            whole = next(wholes)
-            width = whole.flat.size // max(1, whole.shape[0])
-            rows = schedule.chunks(whole.shape[0], self.size)
-            chunks = [schedule.Span(r.offset * width, r.length * width) for r in rows]
-            divisor = self._divisor(parsed)
-            self.engine.reduce_scatter(part.row, whole.flat, target, parsed, divisor, chunks)
-
-        return self._each(tree, parts, outs, run)
-
-    @one_thread
-    def broadcast(self, value: Any, root: int, out: Any, tried: bool | None = None) -> Any:
-        """See ``Communicator.broadcast``."""
-
-        def prepare() -> Call[tuple[Tree, list[Leaf], list[Any]]]:
-            chosen, tree = self._root(root), flatten(value)
-            leaves = leaves_of(tree, None)
-            outs = outs_of(out, tree, leaves)
-            quick = _quick("broadcast", tree, leaves, None, chosen)
-            text = f"root={chosen} {describe(tree, leaves)}"
-            return Call(text, quick, (tree, untangled(leaves, outs), outs))
-
-        tree, leaves, outs = self.agree("broadcast", prepare, tried)
-
-        def run(leaf: Leaf, target: Any) -> None:
-            self.engine.broadcast(leaf.flat, target, root)
-
-        return self._each(tree, leaves, outs, run)
-
-    @one_thread
-    def all_gather(self, value: Any, axis: int, out: Any, tried: bool | None = None) -> Any:
-        """See ``Communicator.all_gather``."""
-        prepare = functools.partial(_fronts, "all_gather", value, axis)
-        tree, parts = self.agree("all_gather", prepare, tried)
-        results = [
-            _joined(flat, self._rows(leaf, lengths), leaf, place)
-            for leaf, place in parts
-            for flat, lengths in [self.engine.all_gather(leaf.flat)]
-        ]
-        return _filled(out, tree, results)
-
-    @one_thread
-    def gather(self, value: Any, root: int, axis: int) -> Any:
-        """See ``Communicator.gather``."""
-
-        def prepare() -> Call[tuple[Tree, list[tuple[Leaf, int]]]]:
-            chosen, call = self._root(root), _fronts("gather", value, axis)
-            return Call(f"root={chosen} {call.text}", None, call.plan)
-
-        tree, parts = self.agree("gather", prepare)
-        results = []
-        for leaf, place in parts:
-            flat, lengths = self.engine.gather(leaf.flat, root)
-            rows = self._rows(leaf, lengths)
-            results.append(None if flat is None else _joined(flat, rows, leaf, place))
-        return tree.rebuild(results) if self.rank == root else None
-
-    @one_thread
-    def scatter(self, value: Any, root: int) -> Any:
-        """See ``Communicator.scatter``."""
-
-        def prepare() -> Call[tuple[Tree, list[Leaf], list[list[Leaf]]]]:
-            chosen, tree = self._root(root), flatten(value)
-            leaves = leaves_of(tree, None)
-            parts = [parts_of("scatter", leaf, self.size) for leaf in leaves]
-            return Call(f"root={chosen} {describe(tree, leaves)}", None, (tree, leaves, parts))
-
-        tree, leaves, parts = self.agree("scatter", prepare)
-        each = iter(zip(leaves, parts, strict=True))
-
-        def run(part: Leaf, target: Any) -> None:
-            whole, shares = next(each)
-            table = np.zeros((self.size, self.size), np.int64)
-            table[root] = [share.flat.size for share in shares]
-            self.engine.pairs(whole.flat, target, table)
-
-        own = [shares[self.rank] for shares in parts]
-        return self._each(tree, own, [None] * len(own), run)
-
-    @one_thread
-    def all_to_all(
-        self, value: Any, counts: Sequence[int] | None, out: Any, tried: bool | None = None
-    ) -> Any:
-        """See ``Communicator.all_to_all``."""
-
-        def prepare() -> Call[tuple[Tree, list[Leaf], list[int] | None]]:
-            tree = flatten(value)
-            leaves = leaves_of(tree, None)
-            if counts is None:
-                for leaf in leaves:
-                    parts_of("all_to_all", leaf, self.size, equal=True)
-                quick = _quick("all_to_all", tree, leaves, None)
-                return Call(describe(tree, leaves), quick, (tree, leaves, None))
-            rows = counts_of(leaves, counts, self.size)
-            texts = [f"{leaf.dtype.name}{['*', *leaf.shape[1:]]}" for leaf in leaves]
-            return Call(f"with counts {tree.spec} {' '.join(texts)}", None, (tree, leaves, rows))
-
-        tree, leaves, rows = self.agree("all_to_all", prepare, tried)
-        results = []
-        # Rows that each rank (first index) has for each (second index).
-        table = None if rows is None else self.engine.table(rows)
-        for leaf in leaves:
-            if table is None:
-                moved = np.full((self.size, self.size), leaf.shape[0] // self.size, np.int64)
-            else:
-                moved = table
-            received = int(moved[:, self.rank].sum())
-            nbytes = received * row_bytes(leaf)
-            flat = kernels_for(leaf.flat).empty(nbytes, leaf.flat.dtype)
-            self.engine.pairs(leaf.flat, flat, moved * row_bytes(leaf))
-            results.append(_joined(flat, received, leaf, 0))
-        return _filled(out, tree, results)
-
-    @one_thread
-    def barrier(self) -> None:
-        """See ``Communicator.barrier``."""
-        self.engine.agree("barrier")
-
-    @one_thread
-    def objects(self, verb: str, text: str, root: int | None, payload: Callable[[], bytes]) -> Any:
-        """Gather all ranks' payloads or, with a root, take the root's."""
-
-        def prepare() -> Call[tuple[int | None, bytes]]:
-            chosen = None if root is None else self._root(root)
-            sends = chosen is None or chosen == self.rank
-            return Call(text, None, (chosen, payload() if sends else b""))
-
-        chosen, own = self.agree(verb, prepare)
-        return self.engine.objects(chosen, own)
-
     # ---------------------------------------------------------------- the way
 
-    def agree(self, verb: str, prepare: Callable[[], Call[_T]], tried: bool | None = None) -> _T:
-        """Check the arguments and compare the call with the other ranks'.
+    def make(
+        self,
+        verb: str,
+        prepare: Callable[[], Call],
+        tried: bool | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Make a call: return its result or, where it is to go on in the background, its Work.
 
         A rank whose arguments are refused still takes part, so that the others
         learn why instead of waiting for it.
+
+        Args:
+          verb: the verb.
+          prepare: checks the arguments.
+          tried: what the quick way answered: None where the call is not plain, False
+            where the ranks' calls differ, which remains to be explained.
+          async_op: whether it is to go on in the background.
         """
-        with self.refusing(verb):
-            call = prepare()
-        text = f"{verb} {call.text}"
+        with self.alone(verb):
+            self.engine.notice()
+            try:
+                call = prepare()
+            except Exception as error:
+                program, text = self._refusal(verb, error), f"{verb} (refused)"
+            else:
+                program, text = self._agreed(verb, call, tried), f"{verb} {call.text}".rstrip()
+            queue = self.engine.queue
+            return (queue.submit if async_op else queue.run)(program, text)
+
+    def _agreed(self, verb: str, call: Call, tried: bool | None) -> Program[Any]:
         if tried is False:
-            self.engine.explain(text)
-        self.engine.agree(text, call.quick)
-        return call.plan
+            yield from self.engine.explain(f"{verb} {call.text}")
+        yield from self.engine.agree(verb, call.text, call.quick)
+        return (yield from call.program)
+
+    def _refusal(self, verb: str, error: Exception) -> Program[Refused]:
+        kind = "" if isinstance(error, DistrtError) else f"{type(error).__name__}: "
+        yield from self.engine.agree(verb, f"refused: {kind}{error}")
+        return Refused(error)
 
     @contextlib.contextmanager
     def alone(self, verb: str) -> Iterator[None]:
@@ -293,17 +122,16 @@ class General:
         Two threads would pair their messages with each other's: wrong results, no
         error. Until it ends no call takes the quick way, which would not notice it.
         """
-        quick = self.engine.quick
-        if quick.busy or not self._busy.acquire(blocking=False):
+        if self.engine.busy or not self._busy.acquire(blocking=False):
             raise ContextError(
                 f"{verb} was called while another thread of rank {self.rank} is in a "
                 "collective call: make all collective calls of a rank from one thread"
             )
-        quick.held += 1
+        self.engine.hold(1)
         try:
             yield
         finally:
-            quick.held -= 1
+            self.engine.hold(-1)
             self._busy.release()
 
     @contextlib.contextmanager
@@ -312,9 +140,169 @@ class General:
         try:
             yield
         except Exception as error:
-            kind = "" if isinstance(error, DistrtError) else f"{type(error).__name__}: "
-            self.engine.agree(f"{call} refused: {kind}{error}")
-            raise
+            refused = error
+
+            def refuse() -> Call:
+                raise refused
+
+            self.make(call, refuse)
+
+    # ------------------------------------------------------------------ verbs
+
+    def all_reduce(self, value: Any, op: Any, out: Any) -> Call:
+        """See ``Communicator.all_reduce``."""
+        parsed, tree = ReduceOp.parse(op), flatten(value)
+        leaves = leaves_of(tree, parsed)
+        outs = outs_of(out, tree, leaves)
+
+        def run(leaf: Leaf, target: Any) -> Program[None]:
+            divisor = self._divisor(parsed)
+            return self.engine.all_reduce(leaf.row, leaf.flat, target, parsed, divisor)
+
+        program = self._each(tree, untangled(leaves, outs), outs, run)
+        text = f"op={parsed.value} {describe(tree, leaves)}"
+        return Call(text, program, _quick("all_reduce", tree, leaves, parsed))
+
+    def reduce(self, value: Any, op: Any, root: int) -> Call:
+        """See ``Communicator.reduce``."""
+        parsed, chosen, tree = ReduceOp.parse(op), self._root(root), flatten(value)
+        leaves = leaves_of(tree, parsed)
+        divisor = self._divisor(parsed)
+
+        def run(leaf: Leaf, target: Any) -> Program[None]:
+            return self.engine.reduce(leaf.row, leaf.flat, target, parsed, divisor, chosen)
+
+        def program() -> Program[Any]:
+            if self.rank == chosen:
+                return (yield from self._each(tree, leaves, [None] * len(leaves), run))
+            for leaf in leaves:
+                yield from run(leaf, None)
+            return None
+
+        return Call(f"op={parsed.value} root={chosen} {describe(tree, leaves)}", program())
+
+    def reduce_scatter(self, value: Any, op: Any, out: Any) -> Call:
+        """See ``Communicator.reduce_scatter``."""
+        parsed, tree = ReduceOp.parse(op), flatten(value)
+        leaves = leaves_of(tree, parsed)
+        parts = [parts_of("reduce_scatter", leaf, self.size)[self.rank] for leaf in leaves]
+        outs = outs_of(out, tree, parts)
+        # An ``out`` may lie in any of the values, its own too.
+        wholes = iter(untangled(leaves, outs, own=True))
+
+        def run(part: Leaf, target: Any) -> Program[None]:
+            whole = next(wholes)
+            width = whole.flat.size // max(1, whole.shape[0])
+            rows = schedule.chunks(whole.shape[0], self.size)
+            chunks = [schedule.Span(r.offset * width, r.length * width) for r in rows]
+            divisor = self._divisor(parsed)
+            return self.engine.reduce_scatter(part.row, whole.flat, target, parsed, divisor, chunks)
+
+        program = self._each(tree, parts, outs, run)
+        text = f"op={parsed.value} {describe(tree, leaves)}"
+        return Call(text, program, _quick("reduce_scatter", tree, leaves, parsed))
+
+    def broadcast(self, value: Any, root: int, out: Any) -> Call:
+        """See ``Communicator.broadcast``."""
+        chosen, tree = self._root(root), flatten(value)
+        leaves = leaves_of(tree, None)
+        outs = outs_of(out, tree, leaves)
+
+        def run(leaf: Leaf, target: Any) -> Program[None]:
+            return self.engine.broadcast(leaf.flat, target, chosen)
+
+        program = self._each(tree, untangled(leaves, outs), outs, run)
+        text = f"root={chosen} {describe(tree, leaves)}"
+        return Call(text, program, _quick("broadcast", tree, leaves, None, chosen))
+
+    def all_gather(self, value: Any, axis: int, out: Any) -> Call:
+        """See ``Communicator.all_gather``."""
+        tree, parts, text = _fronts("all_gather", value, axis)
+
+        def program() -> Program[Any]:
+            results = []
+            for leaf, place in parts:
+                flat, lengths = yield from self.engine.all_gather(leaf.flat)
+                rows = yield from self._rows(leaf, lengths)
+                results.append(_joined(flat, rows, leaf, place))
+            return _filled(out, tree, results)
+
+        leaves, place = [leaf for leaf, _ in parts], parts[0][1] if parts else 0
+        return Call(text, program(), _quick("all_gather", tree, leaves, None, place))
+
+    def gather(self, value: Any, root: int, axis: int) -> Call:
+        """See ``Communicator.gather``."""
+        chosen, (tree, parts, text) = self._root(root), _fronts("gather", value, axis)
+
+        def program() -> Program[Any]:
+            results = []
+            for leaf, place in parts:
+                flat, lengths = yield from self.engine.gather(leaf.flat, chosen)
+                rows = yield from self._rows(leaf, lengths)
+                results.append(None if flat is None else _joined(flat, rows, leaf, place))
+            return tree.rebuild(results) if self.rank == chosen else None
+
+        return Call(f"root={chosen} {text}", program())
+
+    def scatter(self, value: Any, root: int) -> Call:
+        """See ``Communicator.scatter``."""
+        chosen, tree = self._root(root), flatten(value)
+        leaves = leaves_of(tree, None)
+        parts = [parts_of("scatter", leaf, self.size) for leaf in leaves]
+        each = iter(zip(leaves, parts, strict=True))
+
+        def run(part: Leaf, target: Any) -> Program[None]:
+            whole, shares = next(each)
+            table = np.zeros((self.size, self.size), np.int64)
+            table[chosen] = [share.flat.size for share in shares]
+            return self.engine.pairs("scatter", whole.flat, target, table)
+
+        own = [shares[self.rank] for shares in parts]
+        program = self._each(tree, own, [None] * len(own), run)
+        return Call(f"root={chosen} {describe(tree, leaves)}", program)
+
+    def all_to_all(self, value: Any, counts: Sequence[int] | None, out: Any) -> Call:
+        """See ``Communicator.all_to_all``."""
+        tree = flatten(value)
+        leaves = leaves_of(tree, None)
+        quick, rows = None, None
+        if counts is None:
+            for leaf in leaves:
+                parts_of("all_to_all", leaf, self.size, equal=True)
+            text, quick = describe(tree, leaves), _quick("all_to_all", tree, leaves, None)
+        else:
+            rows = counts_of(leaves, counts, self.size)
+            texts = [f"{leaf.dtype.name}{['*', *leaf.shape[1:]]}" for leaf in leaves]
+            text = f"with counts {tree.spec} {' '.join(texts)}"
+
+        def program() -> Program[Any]:
+            results = []
+            # Rows that each rank (first index) has for each (second index).
+            table = None if rows is None else (yield from self.engine.table(rows))
+            for leaf in leaves:
+                moved = table
+                if moved is None:
+                    moved = np.full((self.size, self.size), leaf.shape[0] // self.size, np.int64)
+                received = int(moved[:, self.rank].sum())
+                nbytes = received * row_bytes(leaf)
+                flat = kernels_for(leaf.flat).empty(nbytes, leaf.flat.dtype)
+                yield from self.engine.pairs("all_to_all", leaf.flat, flat, moved * row_bytes(leaf))
+                results.append(_joined(flat, received, leaf, 0))
+            return _filled(out, tree, results)
+
+        return Call(text, program(), quick)
+
+    def barrier(self) -> Call:
+        """See ``Communicator.barrier``."""
+        return Call("", _nothing())
+
+    def objects(self, text: str, root: int | None, payload: Callable[[], bytes]) -> Call:
+        """Gather all ranks' payloads or, with a root, take the root's."""
+        chosen = None if root is None else self._root(root)
+        sends = chosen is None or chosen == self.rank
+        return Call(text, self.engine.objects(chosen, payload() if sends else b""))
+
+    # -------------------------------------------------------------- their parts
 
     def _root(self, root: int) -> int:
         if isinstance(root, int | np.integer) and 0 <= root < self.size:
@@ -329,12 +317,16 @@ class General:
         tree: Tree,
         leaves: Sequence[Leaf],
         outs: Sequence[Any],
-        run: Callable[[Leaf, Any], None],
-    ) -> Any:
-        results = [self._into(out, leaf, run) for out, leaf in zip(outs, leaves, strict=True)]
+        run: Callable[[Leaf, Any], Program[None]],
+    ) -> Program[Any]:
+        results = []
+        for out, leaf in zip(outs, leaves, strict=True):
+            results.append((yield from self._into(out, leaf, run)))
         return tree.rebuild(results)
 
-    def _into(self, out: Any, leaf: Leaf, run: Callable[[Leaf, Any], None]) -> Any:
+    def _into(
+        self, out: Any, leaf: Leaf, run: Callable[[Leaf, Any], Program[None]]
+    ) -> Program[Any]:
         """Run with a target for ``leaf`` and return the result as the user sees it.
 
         ``out`` is written directly where its memory is flat; ``run`` gets the
@@ -351,7 +343,7 @@ class General:
                 target = leaf.flat
             elif share_memory(target, leaf.flat):
                 leaf = leaf._replace(flat=leaf.flat.copy())
-        run(leaf, target)
+        yield from run(leaf, target)
         if direct:
             return out
         result = target.view(leaf.dtype).reshape(leaf.shape)
@@ -360,11 +352,16 @@ class General:
         copy_to(out, result)
         return out
 
-    def _rows(self, leaf: Leaf, lengths: Sequence[int]) -> int:
+    def _rows(self, leaf: Leaf, lengths: Sequence[int]) -> Program[int]:
         """Return how many rows all ranks have, of which they gave ``lengths`` bytes."""
-        width = row_bytes(leaf)
+        if width := row_bytes(leaf):
+            return sum(lengths) // width
         # Rows without bytes cannot be told from what was gathered.
-        return sum(lengths) // width if width else int(self.engine.table([leaf.shape[0]]).sum())
+        return int((yield from self.engine.table([leaf.shape[0]])).sum())
+
+
+def _nothing() -> Program[None]:
+    yield from ()
 
 
 def _joined(flat: Any, rows: int, leaf: Leaf, place: int) -> Any:
@@ -393,10 +390,9 @@ def _quick(
     return lambda direct: direct.quick_digest(verb, dtype_of(leaf), shape, op, root)
 
 
-def _fronts(verb: str, value: Any, axis: int) -> Call[tuple[Tree, list[tuple[Leaf, int]]]]:
+def _fronts(verb: str, value: Any, axis: int) -> tuple[Tree, list[tuple[Leaf, int]], str]:
+    """Return the structure, its leaves with ``axis`` to the front, and both in words."""
     tree = flatten(value)
     parts = [front_of(verb, v, axis) for v in tree.leaves]
     texts = [f"{leaf.dtype.name}{['*', *leaf.shape[1:]]}" for leaf, _ in parts]
-    places = [place for _, place in parts]
-    quick = _quick(verb, tree, [leaf for leaf, _ in parts], None, places[0] if places else 0)
-    return Call(f"axis={axis} {tree.spec} {' '.join(texts)}", quick, (tree, parts))
+    return tree, parts, f"axis={axis} {tree.spec} {' '.join(texts)}"

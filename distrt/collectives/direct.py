@@ -40,8 +40,6 @@ __all__ = ["VERBS", "Direct", "MismatchError"]
 _OPS = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX)
 VERBS = ("", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
-# How long a step may wait in the extension, without the GIL, before it comes back.
-_PATIENCE_SECONDS = 0.05
 _DONE, _PENDING, _MISMATCH, _ABORTED, _SIZED = range(5)
 
 # Looks at a flag before the first yield and yields before the first sleep: about 20 us
@@ -98,6 +96,7 @@ class Direct:
       settings: equal on all ranks.
       look: called every 100 ms that a quick call waits, with the seconds so far, a rank
         that gave up or -1, the number of the verb in VERBS and the array.
+      patience: how long the next step may block, in seconds.
 
     Attributes:
       channel: the extension's part; its ``quick_*`` methods take a verb's arguments.
@@ -108,7 +107,8 @@ class Direct:
         transport: Transport,
         node: Node,
         settings: Settings,
-        look: Callable[[float, int, int, Any], None],
+        look: Callable[[float, int, int, Any], None] = lambda *_: None,
+        patience: Callable[[], float] = lambda: 0.0,
     ) -> None:
         assert len(node.bases) == transport.size
         # A slot holds at least a cache line for each rank.
@@ -120,7 +120,9 @@ class Direct:
         facts = transport.all_gather_object((block, sorted(os.sched_getaffinity(0))))
         cores = {core for _, affinity in facts for core in affinity}
         spins, yields = _OWN_CORE if transport.size <= len(cores) else _SHARED_CORE
-        self._size = transport.size
+        self._size, self._patience = transport.size, patience
+        # The channel writes there for as long as it lives.
+        self._counter = transport.counter
         self.channel = _shared.Channel(
             arenas=node.bases,
             controls=[base + block for base, (block, _) in zip(node.bases, facts, strict=True)],
@@ -131,7 +133,7 @@ class Direct:
             stream_bytes=settings.stream_bytes,
             spins=spins,
             yields=yields,
-            counter=ctypes.addressof(transport.counter),
+            counter=ctypes.addressof(self._counter),
             look=look,
         )
 
@@ -250,7 +252,7 @@ class Direct:
         return self._status() == _DONE
 
     def _status(self) -> int:
-        status = self.channel.step(_PATIENCE_SECONDS)
+        status = self.channel.step(self._patience())
         if status == _MISMATCH:
             raise MismatchError
         if status == _ABORTED:

@@ -9,6 +9,7 @@ silently wrong sum.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Generator
 from typing import final
 
 import numpy as np
@@ -33,12 +34,12 @@ class Fingerprints:
         self._transport = transport
         self.call = "start-up"
 
-    def agree(self, call: str) -> None:
-        """Return once all ranks have described the same ``call``. All ranks must call.
+    def agree(self, call: str) -> Generator[None, None, None]:
+        """End once all ranks have described the same ``call``. All ranks must call.
 
-        ``ceil(log2(n))`` messages of 17 bytes. It is also a barrier: nobody
-        returns before everybody has come. Source: the dissemination barrier of
-        Hensgen, Finkel and Manber, 1988.
+        Yields where it must wait. ``ceil(log2(n))`` messages of 17 bytes. It is also a
+        barrier: it ends for nobody before everybody has come. Source: the dissemination
+        barrier of Hensgen, Finkel and Manber, 1988.
 
         Raises:
           CollectiveMismatchError: on every rank, listing rank -> call.
@@ -58,15 +59,16 @@ class Fingerprints:
             right = (transport.rank + distance) % transport.size
             received = transport.irecv(incoming, left, Tag.FINGERPRINT)
             sent = transport.isend(outgoing, right, Tag.FINGERPRINT)
-            transport.wait([received, sent], text)
+            yield from transport.waiting([received, sent])
             equal = equal and incoming.tobytes() == mine + b"\x01"
             distance *= 2
         if not equal:
-            self.explain(text)
+            yield from self.explain(text)
 
-    def explain(self, text: str) -> None:
+    def explain(self, text: str) -> Generator[None, None, None]:
         """Raise what the ranks called. All ranks must call it, once they know that they differ."""
-        calls = dict(enumerate(self._transport.all_gather_object(text)))
+        payloads = yield from self._transport.gathering(text.encode())
+        calls = {rank: payload.decode() for rank, payload in enumerate(payloads)}
         raise CollectiveMismatchError(
             f"the ranks made different calls:\n{by_rank(calls)}\n"
             "All ranks must make the same collective calls in the same order, with equal "

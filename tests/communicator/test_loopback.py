@@ -17,21 +17,35 @@ from distrt.settings import Settings
 from distrt.transport.loopback import LoopbackWorld, single
 from distrt.transport.shared_memory import share
 
-from .bodies import BODIES, check_same_bits_everywhere, check_sizes
+from .bodies import (
+    BODIES,
+    check_half_types_round_once,
+    check_same_bits_everywhere,
+    check_sizes,
+)
 
 # Small limits, so that small arrays pass all of them.
 SMALL = Settings(segment_bytes=64, stage_bytes=256, inline_bytes=64, timeout_seconds=30.0)
 
 
-def run(body, size, **settings):
-    settings = SMALL._replace(**settings)
+# The ranks of each node, by name: equal and unequal numbers, in order and not.
+LAYOUTS = {
+    "2+2": [[0, 1], [2, 3]],
+    "1+3": [[0], [1, 2, 3]],
+    "mixed": [[0, 2, 4], [1, 3]],
+}
 
+
+def run(body, size, groups=None, **settings):
+    settings = SMALL._replace(**settings)
+    groups = [range(size)] if groups is None else groups
     nodes = []
 
     def program(transport):
         node = None
-        if settings.algorithm != "ring":
-            node = share(transport, range(size), settings)
+        if settings.algorithm in ("auto", "direct", "hierarchical"):
+            own = next(group for group in groups if transport.rank in group)
+            node = share(transport, own, settings)
             nodes.append(node)
         return body(Communicator(transport, settings, node))
 
@@ -47,6 +61,32 @@ def run(body, size, **settings):
 @pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
 def test_verbs(body, algorithm, size):
     run(body, size, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_verbs_in_pairs(size):
+    run(check_sizes, size, algorithm="halving_doubling")
+    run(check_half_types_round_once, size, algorithm="halving_doubling")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
+def test_verbs_over_several_nodes(body, layout):
+    groups = LAYOUTS[layout]
+
+    def checked(comm):
+        assert comm.algorithm_for("all_reduce", 1 << 20) == "hierarchical"
+        body(comm)
+
+    run(checked, sum(map(len, groups)), groups, algorithm="hierarchical")
+
+
+def test_every_node_of_one_rank_is_a_ring():
+    def body(comm):
+        assert comm.algorithms("all_reduce") == ("ring", "halving_doubling")
+        check_sizes(comm)
+
+    run(body, 3, [[0], [1], [2]], algorithm="auto")
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 4, 12, 100, 1 << 20])

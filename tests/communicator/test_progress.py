@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import distrt
-from distrt import progress
+from distrt import poller
 from distrt.arrays import DTYPES
 from distrt.collectives import schedule
 from distrt.collectives.ring import Ring, Slots
@@ -23,7 +23,7 @@ from distrt.errors import (
     PeerError,
 )
 from distrt.kernels import kernels_for
-from distrt.progress import Queue
+from distrt.progress import Queue, Refused
 from distrt.reduce_op import ReduceOp
 from distrt.transport.loopback import LoopbackWorld, single
 from tests.launching import mpirun
@@ -124,21 +124,49 @@ def test_a_synchronous_call_with_nothing_before_it_stays_in_its_thread():
 
 
 @both_modes
-def test_done_and_idle(threads):
-    queue, event = single_queue(threads), threading.Event()
-    assert queue.idle
+def test_done_and_held(threads):
+    held = {"own": 0, "other": 0, "later": 0}
+
+    def queue_of(name):
+        def hold(number):
+            held[name] += number
+
+        transport = single()
+        transport.threads = threads
+        return Queue(transport, hold=hold)
+
+    queue, _other, event = queue_of("own"), queue_of("other"), threading.Event()
     work = silent(lambda: queue.submit(until(event), "until"))
     time.sleep(0.05)
-    assert not work.done() and not queue.idle
+    _later = queue_of("later")
     # Without a thread a call past any queue would stop this one.
-    assert single_queue(threads).idle is threads
+    assert not work.done()
+    assert held == {"own": 1, "other": int(not threads), "later": int(not threads)}
     event.set()
-    assert work.wait() == "done"
-    assert work.done() and queue.idle
+    assert work.wait() == "done" and work.done()
+    assert held == dict.fromkeys(held, 0)
+    queue.run(noting([], "synchronous"), "held by its caller, if need be")
+    assert held == dict.fromkeys(held, 0)
+
+
+@both_modes
+def test_a_refused_call_raises_and_leaves_the_queue_in_order(threads):
+    queue, error = single_queue(threads), KeyError("mine")
+
+    def refused():
+        yield
+        return Refused(error)
+
+    work = silent(lambda: queue.submit(refused(), "refused"))
+    with pytest.raises(KeyError, match="mine"):
+        work.wait()
+    with pytest.raises(KeyError, match="mine"):
+        queue.run(refused(), "refused")
+    assert queue.run(noting([], "next"), "next") == "next"
 
 
 def test_without_a_thread_only_waiting_makes_progress_and_it_is_said_once(monkeypatch):
-    monkeypatch.setattr(progress, "_IN_WAITS", progress._Progress(threaded=False))
+    monkeypatch.setattr(poller, "IN_WAITS", poller.Poller(threaded=False))
     one, other, notes = single_queue(False), single_queue(False), []
     with pytest.warns(UserWarning, match="MPI allows one thread only.*thread_level") as caught:
         first = one.submit(noting(notes, "first"), "first")
@@ -167,13 +195,13 @@ def test_patience_is_for_the_only_one(threads):
     work = silent(lambda: queue.submit(program("alone", queue), "alone"))
     for _ in range(100):
         if not threads:
-            progress._IN_WAITS.poll()
+            poller.IN_WAITS.poll()
         time.sleep(0.001)
     assert seen["alone"] == {0.02}
     works = [other.submit(program("other", other), "other"), work]
     for _ in range(100):
         if not threads:
-            progress._IN_WAITS.poll()
+            poller.IN_WAITS.poll()
         time.sleep(0.001)
     assert seen["other"] == {0.0}
     event.set()
@@ -199,7 +227,7 @@ def test_an_agreed_error_fails_its_own_call_only(threads):
     with pytest.raises(CollectiveMismatchError):
         queue.run(failing(error), "bad")
     assert queue.run(noting([], "better"), "better") == "better"
-    assert work.done() and progress._IN_THREAD._unheard == progress._IN_WAITS._unheard == []
+    assert work.done() and poller.IN_THREAD._unheard == poller.IN_WAITS._unheard == []
 
 
 @both_modes
@@ -217,7 +245,7 @@ def test_any_other_error_gives_the_queue_up(error, threads):
             behind.wait()
         assert caught.value.__cause__ is error  # what happened is not lost
     for make in (queue.submit, queue.run):
-        with pytest.raises(PeerError, match=r"cannot make a later one.*given up"):
+        with pytest.raises(PeerError, match=r"cannot make (call #1 )?a later one.*given up"):
             make(noting([], "never"), "a later one")
     assert given_up
     other = single_queue(threads)
@@ -227,7 +255,7 @@ def test_any_other_error_gives_the_queue_up(error, threads):
 @both_modes
 def test_the_deadline_is_watched_in_the_background(threads):
     queue, event = single_queue(threads, timeout_seconds=0.2), threading.Event()
-    work = silent(lambda: queue.submit(until(event), "call #1 all_reduce"))
+    work = silent(lambda: queue.submit(until(event), "all_reduce"))
     behind = queue.submit(until(event), "call #2 barrier")
     with pytest.raises(CollectiveTimeoutError, match=r"waited 0.2 s in call #1 all_reduce with"):
         work.wait()
@@ -318,7 +346,7 @@ def test_a_call_from_inside_another_one_is_refused(threads):
 
 def thread_seconds():
     """CPU time of the progress thread."""
-    thread = progress._IN_THREAD._thread
+    thread = poller.IN_THREAD._thread
     text = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
     return int(text.split()[0]) * 1e-9
 
@@ -349,7 +377,7 @@ def test_the_thread_leaves_the_core_to_the_program_while_a_call_waits():
 def test_synchronous_calls_start_no_thread():
     program = """
 import threading
-from distrt.progress import Queue
+from distrt.progress import Queue, Refused
 from distrt.transport.loopback import single
 def program():
     yield
@@ -458,7 +486,7 @@ import sys, time
 import numpy as np
 import distrt
 from distrt.errors import PeerError
-from distrt.progress import Queue
+from distrt.progress import Queue, Refused
 from tests.communicator.test_progress import all_reduce, failing, until
 world = distrt.world().communicator
 transport = world.transport.dup()
@@ -524,7 +552,7 @@ def test_those_who_wait_learn_that_a_rank_has_dropped_its_part():
     assert job.seconds < FAST
     assert "rank 1: 1 collective call was never waited for" in job.err
     assert "PeerError: rank 1 has left: its program ended after 0 collective calls, and " in job.err
-    assert "rank 0 waits in the call" in job.err
+    assert "rank 0 waits in call #1 the call" in job.err
 
 
 @launches
