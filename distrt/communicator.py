@@ -1,8 +1,8 @@
 """The communicator: the verbs (layer 4).
 
-May import: general, engine, transport, settings, reduce_op, errors. What each verb
-means is said here; general.py does it for any argument, engine.py picks the
-algorithm. Nothing below raises for bad input; nothing above sends a byte.
+May import: general, engine, point_to_point, choice, transport, settings, reduce_op, errors.
+What each verb means is said here; general.py does it for any argument, engine.py picks
+the algorithm. Nothing below raises for bad input; nothing above sends a byte.
 
 A verb with one plain array tries the quick way first: one call into compiled code,
 which does the checks, the fingerprint and the collective (csrc/shared/quick.cpp) and
@@ -18,10 +18,13 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, final
 
+import numpy as np
+
 from distrt.choice import Choice
 from distrt.engine import Engine
-from distrt.errors import DistrtError, by_rank
-from distrt.general import General
+from distrt.errors import ContextError, DistrtError, InvalidArgumentError, by_rank
+from distrt.general import Call, General
+from distrt.point_to_point import PointToPoint
 from distrt.reduce_op import ReduceOp
 from distrt.settings import Settings
 from distrt.transport.base import Transport
@@ -68,6 +71,8 @@ class Communicator:
         self._engine = Engine(transport, self.settings, node, choice)
         self._quick = self._engine.quick
         self._general = General(self._engine, self.rank, self.size)
+        self._pairs = PointToPoint(transport, self._engine.abandon)
+        self._derived = False
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"
@@ -229,6 +234,36 @@ class Communicator:
         """Return once all ranks have called it. Source: MPI_Barrier."""
         return self._general.make("barrier", self._general.barrier, async_op=async_op)
 
+    def send(self, value: Any, dest: int, tag: int = 0, *, async_op: bool = False) -> Any:
+        """Send ``value`` to rank ``dest``, which must ``recv`` it. Not collective.
+
+        Returns once the memory of ``value`` may be used again, which may need the receiver's
+        call. Messages of one pair of ranks and one tag arrive in order.
+
+        Args:
+          value: an array, a number, or a structure of them.
+          dest: another rank.
+          tag: from 0 to 32703; a receiver takes messages of its own tag only.
+          async_op: return a ``Work`` at once.
+
+        Source: MPI_Send, MPI_Isend.
+        """
+        return self._pairs.send(value, dest, tag, async_op)
+
+    def recv(self, out: Any, source: int, tag: int = 0, *, async_op: bool = False) -> Any:
+        """Receive what rank ``source`` sends into ``out``, and return it. Not collective.
+
+        Args:
+          out: arrays of the structure, shapes and dtypes that are sent.
+          source, tag, async_op: see ``send``.
+
+        Raises:
+          InvalidArgumentError: something else was sent; it is lost.
+
+        Source: MPI_Recv, MPI_Irecv.
+        """
+        return self._pairs.recv(out, source, tag, async_op)
+
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's picklable ``value`` in rank order. All ranks must call.
 
@@ -245,6 +280,67 @@ class Communicator:
         prepare = functools.partial(self._general.objects, f"root={root}", root, pickled)
         payload = self._general.make("broadcast_object", prepare)
         return value if self.rank == root else pickle.loads(payload)
+
+    # ------------------------------------------------------- other communicators
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Return a communicator of the ranks that give this ``color``. All ranks must call.
+
+        Its calls and this one's do not wait for each other, and may be made in another
+        order on each rank where all but one are asynchronous.
+
+        Args:
+          color: an int from 0 on; None: this rank gets None.
+          key: the order of its ranks; those of equal keys keep theirs.
+
+        Source: MPI_Comm_split.
+        """
+
+        def prepare() -> Call:
+            for name, number in (("color", 0 if color is None else color), ("key", key)):
+                if not isinstance(number, int | np.integer):
+                    raise InvalidArgumentError(f"split: {name}={number!r}: expected an int")
+            if color is not None and color < 0:
+                raise InvalidArgumentError(f"split: color={color}: expected 0 or more, or None")
+            return self._general.derive(lambda: self.transport.split(color, key))
+
+        return self._of(self._general.make("split", prepare))
+
+    def dup(self) -> Communicator:
+        """Return a communicator of the same ranks, whose calls are ordered among themselves
+        only. All ranks must call. Source: MPI_Comm_dup.
+        """
+        made = self._of(self._general.make("dup", lambda: self._general.derive(self.transport.dup)))
+        assert made is not None
+        return made
+
+    def free(self) -> None:
+        """Give back what a communicator made by ``split`` or ``dup`` holds. All ranks must call.
+
+        It cannot be used any more. What is never freed is kept until the program ends.
+
+        Raises:
+          ContextError: it is the world's.
+
+        Source: MPI_Comm_free.
+        """
+
+        def prepare() -> Call:
+            if not self._derived:
+                raise ContextError("free: expected a communicator made by split or dup")
+            return self._general.free()
+
+        self._general.make("free", prepare)
+
+    def _of(self, transport: Transport | None) -> Communicator | None:
+        if transport is None:
+            return None
+        node, choice = self._engine.derived(transport)
+        made = Communicator(transport, self.settings, node, choice)
+        made._derived = True
+        return made
+
+    # ----------------------------------------------------------------- the rest
 
     def together(
         self, what: str, action: Callable[[], _T], ranks: Sequence[int] | None = None

@@ -78,7 +78,7 @@ class Engine:
         self._node = node
         self._lock = threading.Lock()
         self._held = 0
-        self.queue = Queue(transport, self._abandon, self.hold)
+        self.queue = Queue(transport, self.abandon, self.hold)
         self.groups = _groups(transport, node)
         self.direct: Direct | None = None
         self._hierarchical: Hierarchical | None = None
@@ -137,6 +137,22 @@ class Engine:
             return kernels_for(like).empty(count, np.dtype(dtype))
         return self._node.arena.heap.empty(count, dtype)
 
+    def derived(self, transport: Transport) -> tuple[Node | None, Choice]:
+        """Return the memory and the table of a communicator of some of the ranks, or all."""
+        node = None if self._node is None else self._node.among(transport.world_ranks)
+        return node, self._choice
+
+    def free(self) -> Program[None]:
+        """Give back what the communicator holds. No rank can use it any more."""
+        # Once all ranks have sent a message, none looks at another one's flags any more.
+        yield from self._transport.gathering(b"")
+        self.hold(1)
+        for direct in (self.direct, self._hierarchical and self._hierarchical.direct):
+            if direct is not None:
+                direct.free()
+        self.direct = self._hierarchical = None
+        self._transport.free()
+
     # ------------------------------------------------------------- the channel
 
     @property
@@ -156,7 +172,8 @@ class Engine:
         if self.direct is not None and self.direct.channel.given_up:
             self._transport.give_up(lambda: False)
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Tell the neighbours that this rank has given a call up."""
         for direct in (self.direct, self._hierarchical and self._hierarchical.direct):
             if direct is not None:
                 direct.channel.give_up()

@@ -302,6 +302,19 @@ class General:
         sends = chosen is None or chosen == self.rank
         return Call(text, self.engine.objects(chosen, payload() if sends else b""))
 
+    def derive(self, make: Callable[[], Any]) -> Call:
+        """Have all ranks come before ``make``, in which they wait for each other."""
+
+        def program() -> Program[Any]:
+            yield from ()
+            return make()
+
+        return Call("", program())
+
+    def free(self) -> Call:
+        """See ``Communicator.free``."""
+        return Call("", self.engine.free())
+
     # -------------------------------------------------------------- their parts
 
     def _root(self, root: int) -> int:

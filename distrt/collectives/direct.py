@@ -115,6 +115,7 @@ class Direct:
         stage_bytes = max(settings.stage_bytes, 64 * transport.size)
         nbytes = _shared.control_bytes(settings.inline_bytes, stage_bytes)
         block = node.arena.heap.allocate(nbytes)
+        self._heap, self._block = node.arena.heap, block
         # All flags are zero before any rank learns where they are.
         ctypes.memset(node.arena.base + block, 0, nbytes)
         facts = transport.all_gather_object((block, sorted(os.sched_getaffinity(0))))
@@ -136,6 +137,10 @@ class Direct:
             counter=ctypes.addressof(self._counter),
             look=look,
         )
+
+    def free(self) -> None:
+        """Give the control block back. No rank may use the channel, or wait in it, any more."""
+        self._heap.free(self._block)
 
     # ------------------------------------------------------------- fingerprints
 

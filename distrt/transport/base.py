@@ -19,7 +19,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from distrt.errors import CollectiveTimeoutError, PeerError
+from distrt.errors import CollectiveTimeoutError, ContextError, PeerError
 
 __all__ = ["Bytes", "Request", "Tag", "Transport", "Watch", "pause"]
 
@@ -49,6 +49,8 @@ class Tag:
     OBJECT = 3
     EXCHANGE = 4
     PAIRS = 5
+    # A program's own: this one and those above.
+    USER = 64
 
 
 class Request(abc.ABC):
@@ -72,6 +74,7 @@ class Transport(abc.ABC):
       threads: whether several threads of a rank may use it, and its relatives, at once.
       counter: counts the collective calls begun by this rank; compiled code adds to it too.
       timeout_seconds: how long a wait may go on without an answer.
+      freed: whether ``free`` has been called.
       max_message_bytes: pickled objects longer than this travel in pieces.
     """
 
@@ -82,6 +85,7 @@ class Transport(abc.ABC):
     threads: bool = True
     timeout_seconds: float = 1800.0
     max_message_bytes: int = 1 << 30
+    freed: bool = False
     _given_up: Callable[[], bool] | None = None
     _cause: BaseException | None = None
 
@@ -105,6 +109,10 @@ class Transport(abc.ABC):
           color: 0 or more; None: this rank belongs to none, and gets None.
           key: the order in the new group; ranks of equal keys keep theirs.
         """
+
+    @abc.abstractmethod
+    def free(self) -> None:
+        """Give back what the library keeps for it. All ranks must call, and none uses it again."""
 
     @final
     def inherit(self, parent: Transport) -> None:
@@ -166,7 +174,14 @@ class Transport(abc.ABC):
 
     @final
     def refuse(self, what: str) -> None:
-        """Raise PeerError where an earlier call was given up; ``what`` is the call to be made."""
+        """Raise where ``what``, a call, cannot be made any more.
+
+        Raises:
+          ContextError: the transport has been freed.
+          PeerError: an earlier call was given up.
+        """
+        if self.freed:
+            raise ContextError(f"{self._self} cannot make {what}: its communicator was freed")
         if self._given_up is not None:
             raise PeerError(
                 f"{self._self} cannot make {what}: an earlier call was given up (an interrupt, "

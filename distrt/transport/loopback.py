@@ -160,6 +160,10 @@ class LoopbackTransport(Transport):
         world = self._world.child(self.rank, mine, members)
         return None if color is None else self._derived(world, members.index(self.rank))
 
+    def free(self) -> None:
+        """See ``Transport.free``."""
+        self.freed = True
+
     def _derived(self, world: LoopbackWorld, rank: int) -> LoopbackTransport:
         transport = world.transport(rank)
         transport.inherit(self)

@@ -177,6 +177,12 @@ class MpiTransport(Transport):
         members = comm.allgather(self.world_ranks[self.rank])
         return self._derived(comm, tuple(members), everyone=False)
 
+    def free(self) -> None:
+        """See ``Transport.free``."""
+        self.freed = True
+        with _peer_errors:
+            self._comm.Free()
+
     def _derived(self, comm: Any, world_ranks: tuple[int, ...], everyone: bool) -> MpiTransport:
         counter = self._calls.counter() if everyone else None
         derived = MpiTransport(comm, counter, calls=self._calls)

@@ -48,3 +48,6 @@ class Subset(Transport):
     def split(self, color: int | None, key: int = 0) -> NoReturn:
         """Nobody needs it."""
         raise NotImplementedError("a Subset has no messages of its own")
+
+    def free(self) -> None:
+        """It keeps nothing."""
