@@ -6,6 +6,7 @@ strategy, or ``world()``, does.
 
 from distrt import data, errors, train
 from distrt.arrays import array_namespace, to_numpy
+from distrt.collectives.indexed_slices import IndexedSlices
 from distrt.communicator import Communicator
 from distrt.coordinator.mirrored import MirroredStrategy
 from distrt.coordinator.multi_worker import MultiWorkerMirroredStrategy
@@ -21,6 +22,7 @@ from distrt.coordinator.strategy import (
 from distrt.coordinator.variable import Variable, VariableAggregation
 from distrt.data import DistributedDataset, DistributedIterator, InputContext
 from distrt.memory import empty, full, zeros
+from distrt.progress import Work
 from distrt.reduce_op import ReduceOp
 from distrt.version import __version__
 from distrt.world import World, world
@@ -29,6 +31,7 @@ __all__ = [
     "Communicator",
     "DistributedDataset",
     "DistributedIterator",
+    "IndexedSlices",
     "InputContext",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
@@ -38,6 +41,7 @@ __all__ = [
     "Strategy",
     "Variable",
     "VariableAggregation",
+    "Work",
     "World",
     "__version__",
     "array_namespace",

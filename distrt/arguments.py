@@ -1,6 +1,6 @@
 """The arguments of a verb: checked once and made flat (layer 4).
 
-May import: collectives.schedule, arrays, reduce_op, errors. general.py is the only user.
+May import: collectives.schedule, arrays, reduce_op, errors. verbs.py is the main user.
 """
 
 from __future__ import annotations

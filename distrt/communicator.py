@@ -1,7 +1,7 @@
 """The communicator: the verbs (layer 4).
 
-May import: general, engine, point_to_point, choice, transport, settings, reduce_op, errors.
-What each verb means is said here; general.py does it for any argument, engine.py picks
+May import: general, verbs, engine, point_to_point, choice, transport, settings, reduce_op, errors.
+What each verb means is said here; verbs.py does it for any argument, engine.py picks
 the algorithm. Nothing below raises for bad input; nothing above sends a byte.
 
 A verb with one plain array tries the quick way first: one call into compiled code,
@@ -23,12 +23,13 @@ import numpy as np
 from distrt.choice import Choice
 from distrt.engine import Engine
 from distrt.errors import ContextError, DistrtError, InvalidArgumentError, by_rank
-from distrt.general import Call, General
+from distrt.general import General
 from distrt.point_to_point import PointToPoint
 from distrt.reduce_op import ReduceOp
 from distrt.settings import Settings
 from distrt.transport.base import Transport
 from distrt.transport.shared_memory import Node
+from distrt.verbs import Call, Verbs
 
 __all__ = ["Communicator"]
 
@@ -50,6 +51,7 @@ class Communicator:
     Where ranks disagree on the call, or one of them passes what cannot be
     taken, every rank raises CollectiveMismatchError naming rank -> call. A rank
     makes its calls from one thread at a time; another one gets a ContextError.
+    With ``async_op=True`` every verb returns a ``Work``; see ``all_reduce``.
 
     Attributes:
       rank, size: this rank and the number of ranks.
@@ -70,7 +72,8 @@ class Communicator:
         self.node = node
         self._engine = Engine(transport, self.settings, node, choice)
         self._quick = self._engine.quick
-        self._general = General(self._engine, self.rank, self.size)
+        self._general = General(self._engine, self.rank)
+        self._verbs = Verbs(self._engine, self.rank, self.size)
         self._pairs = PointToPoint(transport, self._engine.abandon)
         self._derived = False
 
@@ -93,15 +96,20 @@ class Communicator:
           value: equal structure, shapes and dtypes on all ranks.
           op: SUM, MEAN, PROD, MIN or MAX; a ReduceOp or its name.
           out: arrays, structured as ``value``, that receive the result; may be ``value``.
+          async_op: return a ``Work`` at once; the call goes on in the background, in the
+            order of the calls. ``value`` and ``out`` belong to it until ``wait()`` returns,
+            which gives the result, or raises what the call would have raised.
 
         Returns:
-          The result, structured as ``value``; ``out`` where it was given.
+          The result, structured as ``value``; ``out`` where it was given. Of IndexedSlices
+          (SUM or MEAN, no ``out``; numbers of rows may differ) the rows of all ranks, in
+          rank order, duplicates kept.
 
         Source: MPI_Allreduce, tf.distribute.ReplicaContext.all_reduce.
         """
         tried = None if async_op else self._quick.all_reduce(value, op, out)
         if tried is None or tried is False:
-            prepare = functools.partial(self._general.all_reduce, value, op, out)
+            prepare = functools.partial(self._verbs.all_reduce, value, op, out)
             return self._general.make("all_reduce", prepare, tried, async_op)
         return tried
 
@@ -117,7 +125,7 @@ class Communicator:
 
         Source: MPI_Reduce.
         """
-        prepare = functools.partial(self._general.reduce, value, op, root)
+        prepare = functools.partial(self._verbs.reduce, value, op, root)
         return self._general.make("reduce", prepare, async_op=async_op)
 
     def reduce_scatter(
@@ -141,7 +149,7 @@ class Communicator:
         """
         tried = None if async_op else self._quick.reduce_scatter(value, op, out)
         if tried is None or tried is False:
-            prepare = functools.partial(self._general.reduce_scatter, value, op, out)
+            prepare = functools.partial(self._verbs.reduce_scatter, value, op, out)
             return self._general.make("reduce_scatter", prepare, tried, async_op)
         return tried
 
@@ -159,7 +167,7 @@ class Communicator:
         """
         tried = None if async_op else self._quick.broadcast(value, root, out)
         if tried is None or tried is False:
-            prepare = functools.partial(self._general.broadcast, value, root, out)
+            prepare = functools.partial(self._verbs.broadcast, value, root, out)
             return self._general.make("broadcast", prepare, tried, async_op)
         return tried
 
@@ -179,7 +187,7 @@ class Communicator:
         if axis == 0 and not async_op:
             tried = self._quick.all_gather(value, 0, out)
         if tried is None or tried is False:
-            prepare = functools.partial(self._general.all_gather, value, axis, out)
+            prepare = functools.partial(self._verbs.all_gather, value, axis, out)
             return self._general.make("all_gather", prepare, tried, async_op)
         return tried
 
@@ -188,7 +196,7 @@ class Communicator:
 
         Source: MPI_Gatherv.
         """
-        prepare = functools.partial(self._general.gather, value, root, axis)
+        prepare = functools.partial(self._verbs.gather, value, root, axis)
         return self._general.make("gather", prepare, async_op=async_op)
 
     def scatter(self, value: Any, root: int = 0, *, async_op: bool = False) -> Any:
@@ -201,7 +209,7 @@ class Communicator:
 
         Source: MPI_Scatterv.
         """
-        prepare = functools.partial(self._general.scatter, value, root)
+        prepare = functools.partial(self._verbs.scatter, value, root)
         return self._general.make("scatter", prepare, async_op=async_op)
 
     def all_to_all(
@@ -226,13 +234,13 @@ class Communicator:
         if counts is None and not async_op:
             tried = self._quick.all_to_all(value, 0, out)
         if tried is None or tried is False:
-            prepare = functools.partial(self._general.all_to_all, value, counts, out)
+            prepare = functools.partial(self._verbs.all_to_all, value, counts, out)
             return self._general.make("all_to_all", prepare, tried, async_op)
         return tried
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Return once all ranks have called it. Source: MPI_Barrier."""
-        return self._general.make("barrier", self._general.barrier, async_op=async_op)
+        return self._general.make("barrier", self._verbs.barrier, async_op=async_op)
 
     def send(self, value: Any, dest: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send ``value`` to rank ``dest``, which must ``recv`` it. Not collective.
@@ -270,14 +278,14 @@ class Communicator:
         For small things; arrays belong to ``all_gather``.
         """
         pickled = functools.partial(pickle.dumps, value, pickle.HIGHEST_PROTOCOL)
-        prepare = functools.partial(self._general.objects, "", None, pickled)
+        prepare = functools.partial(self._verbs.objects, "", None, pickled)
         payloads = self._general.make("all_gather_object", prepare)
         return [pickle.loads(payload) for payload in payloads]
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Return ``root``'s picklable ``value`` on every rank. All ranks must call."""
         pickled = functools.partial(pickle.dumps, value, pickle.HIGHEST_PROTOCOL)
-        prepare = functools.partial(self._general.objects, f"root={root}", root, pickled)
+        prepare = functools.partial(self._verbs.objects, f"root={root}", root, pickled)
         payload = self._general.make("broadcast_object", prepare)
         return value if self.rank == root else pickle.loads(payload)
 
@@ -302,7 +310,7 @@ class Communicator:
                     raise InvalidArgumentError(f"split: {name}={number!r}: expected an int")
             if color is not None and color < 0:
                 raise InvalidArgumentError(f"split: color={color}: expected 0 or more, or None")
-            return self._general.derive(lambda: self.transport.split(color, key))
+            return self._verbs.derive(lambda: self.transport.split(color, key))
 
         return self._of(self._general.make("split", prepare))
 
@@ -310,7 +318,7 @@ class Communicator:
         """Return a communicator of the same ranks, whose calls are ordered among themselves
         only. All ranks must call. Source: MPI_Comm_dup.
         """
-        made = self._of(self._general.make("dup", lambda: self._general.derive(self.transport.dup)))
+        made = self._of(self._general.make("dup", lambda: self._verbs.derive(self.transport.dup)))
         assert made is not None
         return made
 
@@ -328,7 +336,7 @@ class Communicator:
         def prepare() -> Call:
             if not self._derived:
                 raise ContextError("free: expected a communicator made by split or dup")
-            return self._general.free()
+            return self._verbs.free()
 
         self._general.make("free", prepare)
 

@@ -1,7 +1,7 @@
 """The engine: which algorithm a call takes, and how it is run (layer 4).
 
 May import: choice, messages, progress, collectives, health, kernels, transport, settings, arrays,
-reduce_op, errors. general.py is the only user. Every method of a verb is a *program*
+reduce_op, errors. verbs.py and general.py are its users. Every method of a verb is a *program*
 (progress.py): a generator that yields where it must wait, driven by the queue. The choice
 depends on what is equal on all ranks only: the layout, rank 0's table, and the call.
 """

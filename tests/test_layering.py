@@ -36,10 +36,14 @@ ROWS = [
 ]
 ROW = {part: number for number, row in enumerate(ROWS) for part in row}
 ALLOWED = {
-    ("general", "arguments"),
+    ("verbs", "arguments"),
+    ("verbs", "engine"),
+    ("verbs", "progress"),
+    ("general", "verbs"),
     ("general", "engine"),
     ("communicator", "engine"),
     ("communicator", "general"),
+    ("communicator", "verbs"),
     ("communicator", "choice"),
     ("communicator", "point_to_point"),
     ("point_to_point", "arguments"),

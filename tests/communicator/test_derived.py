@@ -183,6 +183,32 @@ def check_an_exchange_does_not_wait_for_a_collective(comm):
         assert (comm.all_reduce(np.ones(10)) == comm.size).all()
 
 
+def check_indexed_slices(comm):
+    n, rank = comm.size, comm.rank
+    # Rank r has r rows, of which the first has index 0 everywhere.
+    values = np.full((rank, 2), rank, np.float32)
+    mine = distrt.IndexedSlices(values, np.arange(rank), dense_shape=(n, 2))
+    for op, divisor in (("SUM", 1), ("MEAN", n)):
+        for result in (
+            comm.all_reduce(mine, op),
+            comm.all_reduce(mine, op, async_op=True).wait(),
+            comm.all_reduce({"sparse": mine, "dense": np.ones(3)}, op)["sparse"],
+        ):
+            assert result.indices.tolist() == [i for r in range(n) for i in range(r)]
+            rows = np.float32([[r, r] for r in range(n) for _ in range(r)]).reshape(-1, 2)
+            assert (result.values == rows / np.float32(divisor)).all()
+            assert result.dense_shape == (n, 2)
+    both = comm.all_reduce((np.ones(3), mine))
+    assert (both[0] == n).all() and both[1].values.shape == (n * (n - 1) // 2, 2)
+    for bad in ({"op": "MAX"}, {"out": np.empty(2)}):
+        with pytest.raises(InvalidArgumentError, match="IndexedSlices"):
+            comm.all_reduce(mine, **bad)
+    if n > 1:
+        wide = distrt.IndexedSlices(values, np.arange(rank), dense_shape=(n + (rank == 1), 2))
+        with pytest.raises(CollectiveMismatchError, match="dense_shape"):
+            comm.all_reduce(wide)
+
+
 BODIES = [value for name, value in sorted(globals().items()) if name.startswith("check_")]
 
 
