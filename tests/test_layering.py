@@ -15,19 +15,10 @@ ROWS = [
     {"arrays", "settings"},
     {"kernels", "transport", "cluster"},
     {"collectives", "health"},
-    {
-        *(
-            "poller",
-            "progress",
-            "choice",
-            "messages",
-            "point_to_point",
-            "arguments",
-            "engine",
-            "general",
-        ),
-        *("communicator", "world", "memory"),
-    },
+    set(
+        "poller progress choice messages point_to_point arguments engine verbs general "
+        "communicator world memory".split()
+    ),
     {"data", "train"},
     {"coordinator"},
     {"interop", "cli", "__main__"},
