@@ -15,10 +15,8 @@ ROWS = [
     {"arrays", "settings"},
     {"kernels", "transport", "cluster"},
     {"collectives", "health"},
-    set(
-        "poller progress choice messages point_to_point arguments engine verbs general "
-        "communicator world memory".split()
-    ),
+    {"poller", "progress", "choice", "messages", "point_to_point", "arguments", "engine"}
+    | {"verbs", "general", "communicator", "world", "memory"},
     {"data", "train"},
     {"coordinator"},
     {"interop", "cli", "__main__"},
