@@ -38,21 +38,23 @@ ROW = {part: number for number, row in enumerate(ROWS) for part in row}
 ALLOWED = {
     ("general", "arguments"),
     ("general", "engine"),
+    ("engine", "choice"),
+    ("communicator", "choice"),
     ("communicator", "engine"),
     ("communicator", "general"),
-    ("communicator", "choice"),
     ("communicator", "point_to_point"),
     ("point_to_point", "arguments"),
     ("point_to_point", "progress"),
-    ("engine", "choice"),
     ("engine", "messages"),
     ("engine", "progress"),
     ("messages", "progress"),
     ("progress", "poller"),
     ("general", "progress"),
     ("memory", "world"),
+    ("world", "choice"),
     ("world", "communicator"),
     ("reduce_op", "errors"),
+    ("__main__", "cli"),
 }
 
 # Heavy packages, and the only files that may import them.
