@@ -40,7 +40,7 @@ def test_what_rank_0_cannot_read_is_every_ranks_error(size):
         def read():
             raise InvalidArgumentError(f"rank {transport.rank} cannot")
 
-        with pytest.raises(InvalidArgumentError, match="^rank 0 cannot$"):
+        with pytest.raises(InvalidArgumentError, match=r"^rank 0 cannot$"):
             _as_rank_0(transport, read)
         return transport.broadcast_object("goes on")
 
