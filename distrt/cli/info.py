@@ -45,8 +45,9 @@ def _run(options: Any) -> int:
     for name, text in lines:
         first, *rest = text.splitlines()
         print("\n".join([f"{name + ':':<15} {first}", *(f"{'':<15} {line}" for line in rest)]))
-    table = _choice_table(everyone)
+    table, errors = _choice_table(everyone)
     print_table("Algorithms of NumPy arrays", ("verb", "available", "choice by size"), table)
+    print("".join(f"\n{error}" for error in errors), end="\n" if errors else "")
     return 0
 
 
@@ -107,7 +108,7 @@ def _memory_text(comm: Communicator) -> str:
     arena = comm.node.arena
     kind = "memfd" if arena.path.startswith("/proc") else "/dev/shm"
     return (
-        f"{len(comm.node.bases)} ranks of this host, {kind}, {bytes_text(arena.heap.reserved)} "
+        f"{len(comm.node.bases)} rank(s) of this host, {kind}, {bytes_text(arena.heap.reserved)} "
         f"reserved of at most {bytes_text(arena.window_bytes)} a rank"
     )
 
@@ -122,12 +123,12 @@ def _settings_text() -> str:
     return ", ".join(f"{name}={text}" for name, text in given.items()) or "all by default"
 
 
-def _choice_table(everyone: World) -> list[tuple[str, str, str]]:
+def _choice_table(everyone: World) -> tuple[list[tuple[str, str, str]], list[str]]:
     comm, nodes = everyone.communicator, everyone.topology.nodes
     path = tuning_path()
     tuned = load(path, Layout(comm.size, nodes, cpu_model()))
     print(f"{'tuned table:':<15} {path}, {len(tuned)} rows for this layout")
-    table = []
+    table, errors = [], []
     for verb in ALGORITHMS:
         names = comm.algorithms(verb)
         try:
@@ -137,6 +138,7 @@ def _choice_table(everyone: World) -> list[tuple[str, str, str]]:
                 for limit, name in chosen
             )
         except DistrtError as error:
-            text = str(error)
+            text = "error, see below"
+            errors.append(str(error))
         table.append((verb, ", ".join(names), text))
-    return table
+    return table, errors

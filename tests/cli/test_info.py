@@ -60,5 +60,6 @@ def test_an_algorithm_that_cannot_be_taken_is_explained_where_it_stands():
     done = mpirun(2, ["-m", "distrt", "info"], env=env)
     assert done.rc == 0, done.err
     assert f"DISTRT_ALGORITHM={forced}" in done.out
+    assert done.out.count("error, see below") == 1
     assert "broadcast cannot take 'direct'" in done.out
     assert "it needs NumPy arrays, on ranks of one host that share memory" in done.out
