@@ -124,15 +124,14 @@ def _settings_text() -> str:
 
 
 def _choice_table(everyone: World) -> tuple[list[tuple[str, str, str]], list[str]]:
-    comm, nodes = everyone.communicator, everyone.topology.nodes
-    path = tuning_path()
-    tuned = load(path, Layout(comm.size, nodes, cpu_model()))
+    comm, path = everyone.communicator, tuning_path()
+    tuned = load(path, Layout(comm.size, everyone.topology.nodes, cpu_model()))
     print(f"{'tuned table:':<15} {path}, {len(tuned)} rows for this layout")
     table, errors = [], []
     for verb in ALGORITHMS:
         names = comm.algorithms(verb)
         try:
-            chosen = comm.choice.ranges(verb, comm.size, nodes, names)
+            chosen = comm.ranges(verb)
             text = ", ".join(
                 name if limit is None else f"{name} to {bytes_text(limit)}"
                 for limit, name in chosen

@@ -125,7 +125,7 @@ def tune(comm: Communicator, layout: Layout, options: argparse.Namespace) -> int
     """Measure, print and write. All ranks must call.
 
     Args:
-      comm: of at least two ranks.
+      comm: one rank has nothing to choose.
       layout: of ``comm``; rank 0's is written.
       options: verbs, sizes, seconds, output and dry_run, as ``add_parser`` says.
 
@@ -137,13 +137,13 @@ def tune(comm: Communicator, layout: Layout, options: argparse.Namespace) -> int
     if chief:
         print(f"{layout.ranks} ranks on {layout.nodes} host(s), {layout.cpu}")
         for verb, names in plans.items():
-            alone = "" if len(names) > 1 else " only: nothing to choose"
+            alone = "" if len(names) > 1 and comm.size > 1 else ": nothing to choose"
             print(f"  {verb}: {', '.join(names)}{alone}")
         print(f"  sizes: {', '.join(map(bytes_text, options.sizes))}", flush=True)
-    plans = {verb: names for verb, names in plans.items() if len(names) > 1}
+    plans = {verb: names for verb, names in plans.items() if len(names) > 1 and comm.size > 1}
     if not plans:
         if chief:
-            print("No verb has two algorithms here, so no table is written", flush=True)
+            print("There is nothing to choose here, so no table is written", flush=True)
         return 2
     if options.dry_run:
         if chief:
@@ -155,7 +155,7 @@ def tune(comm: Communicator, layout: Layout, options: argparse.Namespace) -> int
         measured = {
             size: measure(comm, verb, size, names, options.seconds) for size in options.sizes
         }
-        rows += rows_from(verb, measured, layout)
+        rows += rows_from(verb, measured, layout.ranks, comm.nodes)
         if chief:
             _print_times(verb, names, measured)
 
@@ -189,14 +189,14 @@ def measure(
     source, call = _prepared(comm, verb, size_bytes)
 
     def once(name: str) -> float:
-        source[...] = comm.rank
-        comm.barrier()
-        started = time.perf_counter()
-        with comm.using(name):
+        with comm.using(name):  # takes longer than a short call: not timed
+            source[...] = comm.rank
+            comm.barrier()
+            started = time.perf_counter()
             result = call()
-        if result is not None:
-            np.bitwise_or.reduce(result.reshape(-1).view(np.uint32))
-        return time.perf_counter() - started
+            if result is not None:
+                np.bitwise_or.reduce(result.reshape(-1).view(np.uint32))
+            return time.perf_counter() - started
 
     # The first call makes slots and touches pages; the second says how many rounds fit.
     once_all = [sum(once(name) for name in names) for _ in range(2)][-1]
@@ -229,15 +229,17 @@ def _prepared(comm: Communicator, verb: str, nbytes: int) -> tuple[Any, Callable
     return calls[verb]
 
 
-def rows_from(verb: str, measured: Mapping[int, Mapping[str, float]], layout: Layout) -> list[Row]:
+def rows_from(
+    verb: str, measured: Mapping[int, Mapping[str, float]], ranks: int, nodes: int
+) -> list[Row]:
     """Return the rows of a verb: the fastest algorithm for each size.
 
     Args:
       verb: the verb.
       measured: bytes -> algorithm -> time; every size has the same algorithms.
-      layout: which ranks and nodes the rows are for.
+      ranks, nodes: of the communicator.
     """
-    nodes = "many" if layout.nodes > 1 else "one"
+    where = "many" if nodes > 1 else "one"
     rows: list[Row] = []
     smaller = 0
     for size, times in sorted(measured.items()):
@@ -247,7 +249,7 @@ def rows_from(verb: str, measured: Mapping[int, Mapping[str, float]], layout: La
             if rows:
                 # Where between the two sizes it changes nobody measured: the geometric mean.
                 rows[-1] = rows[-1]._replace(up_to_bytes=round((smaller * size) ** 0.5))
-            rows.append(Row(verb, layout.ranks, nodes, None, fastest))
+            rows.append(Row(verb, ranks, where, None, fastest))
         smaller = size
     return rows
 

@@ -26,26 +26,21 @@ def launching_variables():
     return [name for row in LAUNCHERS for name in (row.rank, row.size, row.local_rank)]
 
 
-class Offering:
-    """What ``tune`` asks of a communicator, of one real communicator for each algorithm."""
+class Noting:
+    """A communicator that notes which algorithms ``tune`` asks it for, and gets."""
 
-    def __init__(self, transport, node):
-        ring = Communicator(transport, SMALL._replace(algorithm="ring"), node)
-        self._of = {"direct": Communicator(transport, SMALL, node), "ring": ring, "exchange": ring}
-        self._now, self.used = "direct", []
+    def __init__(self, comm):
+        self._comm, self.used = comm, []
 
     def __getattr__(self, name):
-        return getattr(self._of[self._now], name)
-
-    def algorithms(self, verb):
-        return "direct", self._of["ring"].algorithm_for(verb)
+        return getattr(self._comm, name)
 
     @contextlib.contextmanager
     def using(self, name):
-        self.used.append(name)
-        before, self._now = self._now, name
-        yield
-        self._now = before
+        with self._comm.using(name):
+            taken = {self._comm.algorithm_for(verb) for verb in ALGORITHMS}
+            self.used.append(name if name in taken else None)
+            yield
 
 
 def on_ranks(size, body):
@@ -53,7 +48,7 @@ def on_ranks(size, body):
 
     def program(transport):
         nodes.append(share(transport, range(size), SMALL))
-        return body(Offering(transport, nodes[-1]))
+        return body(Noting(Communicator(transport, SMALL, nodes[-1])))
 
     try:
         return LoopbackWorld(size).run(program)
@@ -114,12 +109,12 @@ def test_rows_change_where_another_algorithm_is_clearly_faster():
         Row("all_reduce", 2, "one", 8192, "ring"),
         Row("all_reduce", 2, "one", None, "direct"),
     ]
-    assert rows_from("all_reduce", measured, LAYOUT) == expected
+    assert rows_from("all_reduce", measured, 2, 1) == expected
     backwards = dict(sorted(measured.items(), reverse=True))
-    assert rows_from("all_reduce", backwards, LAYOUT) == expected
-    (row,) = rows_from("gather", {64: {"direct": 2.0, "exchange": 1.0}}, Layout(6, 3, "x"))
+    assert rows_from("all_reduce", backwards, 2, 1) == expected
+    (row,) = rows_from("gather", {64: {"direct": 2.0, "exchange": 1.0}}, 6, 3)
     assert row == Row("gather", 6, "many", None, "exchange")
-    assert rows_from("gather", {}, LAYOUT) == []
+    assert rows_from("gather", {}, 2, 1) == []
 
 
 @pytest.mark.parametrize("verb", ALGORITHMS)
@@ -133,6 +128,7 @@ def test_every_algorithm_is_measured_in_turn(verb, nbytes):
     results = on_ranks(2, body)
     for names, times, used in results:
         assert list(times) == list(names) and all(0 < time < 10 for time in times.values())
+        assert set(names) == set(ALGORITHMS[verb]) - {"hierarchical"}
         assert used == list(names) * 7, "two rounds to warm up, then at least five"
         assert times == results[0][1], "all ranks know the same times"
 

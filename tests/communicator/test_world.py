@@ -2,7 +2,7 @@
 
 import pytest
 
-from distrt.choice import DEFAULT, Layout, Row, cpu_model, save
+from distrt.choice import Layout, Row, cpu_model, save
 from distrt.errors import InvalidArgumentError
 from distrt.settings import Settings
 from distrt.transport.loopback import LoopbackWorld
@@ -21,9 +21,9 @@ try:
 except distrt.errors.InvalidArgumentError as error:
     sys.stdout.write(f"refused: {error}\\n")
     sys.exit(0)
-tuned = comm.choice.rows[:-DEFAULTS]
-sys.stdout.write(f"{tuned} {comm.choice.forced} {comm.settings.timeout_seconds}\\n")
-""".replace("DEFAULTS", str(len(DEFAULT)))
+ranges = [comm.ranges(verb) for verb in ("reduce", "broadcast", "all_gather")]
+sys.stdout.write(f"{ranges} {comm.settings.timeout_seconds}\\n")
+"""
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -57,7 +57,10 @@ def test_the_tuned_table_and_the_environment_reach_all_ranks(ranks, tmp_path):
     forced = {"DISTRT_ALGORITHM": "broadcast=ring", "DISTRT_TIMEOUT": "77"}
     done = mpirun(ranks, PROGRAM, env={"DISTRT_TUNING": str(path), **forced})
     assert done.rc == 0, done.err
-    assert done.out.splitlines() == [f"{(row,)} {{'broadcast': 'ring'}} 77.0"] * size
+    direct = "direct" if size > 1 else "ring"
+    tuned = ((4096, "ring"), (None, direct)) if size > 1 else ((None, "ring"),)
+    ranges = [tuned, ((None, "ring"),), ((None, direct),)]
+    assert done.out.splitlines() == [f"{ranges} 77.0"] * size
 
 
 @pytest.mark.launches
