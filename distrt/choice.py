@@ -3,7 +3,8 @@
 A table is read from the top, and the first row that matches and whose algorithm is
 available wins: the rows that ``python -m distrt tune`` measured for this layout, then
 ``DEFAULT``. DISTRT_ALGORITHM overrides it. All ranks must choose alike, so rank 0
-reads table and environment, and its ``Choice`` (which can be pickled) is broadcast.
+reads table and environment, and its ``Choice`` (which can be pickled) is broadcast:
+world.py does that.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ __all__ = [
     "tuning_path",
 ]
 
-# The algorithms that can do a verb.
-_FOLDING = ("direct", "ring")
+# The algorithms that can do a verb. Only all_reduce gains by a hierarchy: with the ranks in
+# node order a flat ring takes the other verbs' bytes over each wire as rarely as can be.
+_RING = ("direct", "ring")
 _PAIRWISE = ("direct", "exchange")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
-    "all_reduce": (*_FOLDING, "hierarchical", "halving_doubling"),
-    "reduce": _FOLDING,
-    "reduce_scatter": _FOLDING,
-    "broadcast": _FOLDING,
-    "all_gather": _FOLDING,
+    "all_reduce": ("direct", "hierarchical", "ring", "halving_doubling"),
+    "reduce": _RING,
+    "reduce_scatter": _RING,
+    "broadcast": _RING,
+    "all_gather": _RING,
     "gather": _PAIRWISE,
     "scatter": _PAIRWISE,
     "all_to_all": _PAIRWISE,
@@ -79,18 +81,23 @@ class Row(NamedTuple):
         return size and ranks >= self.ranks and self.nodes == _NODES[nodes > 1]
 
 
-# Measured: (the numbers belong here: date, machine, ranks, sizes, times).
 # One rank has nothing to choose, and takes the first that it finds available.
-DEFAULT: tuple[Row, ...] = tuple(
-    row
-    for row in (
-        *(Row(verb, 2, "one", None, "direct") for verb in ALGORITHMS),
-        Row("all_reduce", 2, "many", 16 << 10, "halving_doubling"),
-        *(Row(verb, 2, "many", None, "hierarchical") for verb in ALGORITHMS),
-        *(Row(verb, 2, nodes, None, "ring") for nodes in _NODES for verb in ALGORITHMS),
-        *(Row(verb, 2, nodes, None, "exchange") for nodes in _NODES for verb in ALGORITHMS),
-    )
-    if row.algorithm in ALGORITHMS[row.verb]
+# direct: on 2 and 4 ranks of one host it beats what MPI's messages can do at every size
+#   from 64 B to 64 MiB (docs/benchmarks/2026-12-01-direct.md), and so ours as well.
+# halving_doubling: 2 log2(n) messages one after the other, where a ring has 2 (n - 1): it wins
+#   while the messages' latency counts, which is longer where they cross a wire.
+DEFAULT: tuple[Row, ...] = (
+    *(Row(verb, 2, "one", None, "direct") for verb in ALGORITHMS),
+    Row("all_reduce", 2, "one", 16 << 10, "halving_doubling"),
+    Row("all_reduce", 2, "many", 64 << 10, "halving_doubling"),
+    Row("all_reduce", 2, "many", None, "hierarchical"),
+    *(
+        Row(verb, 2, nodes, None, name)
+        for verb, names in ALGORITHMS.items()
+        for nodes in _NODES
+        for name in ("ring", "exchange")
+        if name in names
+    ),
 )
 
 
@@ -101,6 +108,10 @@ class Choice:
     Args:
       rows: read from the top.
       forced: verb -> algorithm, or such a text as DISTRT_ALGORITHM's; None or "" forces nothing.
+
+    Attributes:
+      rows: the table.
+      forced: verb -> algorithm: what overrides it.
 
     Raises:
       InvalidArgumentError: ``forced`` names a verb or an algorithm that there is not, or
@@ -150,15 +161,34 @@ class Choice:
         # A table may be silent on a call, but the call must be made.
         return next((name for name in ALGORITHMS[verb] if name in available), min(available))
 
+    def ranges(
+        self, verb: str, ranks: int, nodes: int, available: Collection[str]
+    ) -> tuple[tuple[int | None, str], ...]:
+        """Return what ``choose`` says for every size: (up to how many bytes, algorithm).
+
+        Ascending; the last one is for all larger sizes, and has None.
+
+        Raises:
+          InvalidArgumentError: as ``choose``.
+        """
+        limits = {row.up_to_bytes for row in self._of[verb]}
+        ends = sorted(limit for limit in limits if limit is not None)
+        found: list[tuple[int | None, str]] = []
+        for end in (*ends, None):
+            size = end if end is not None else 1 + (ends[-1] if ends else 0)
+            name = self.choose(verb, size, ranks, nodes, available)
+            if found and found[-1][1] == name:
+                found.pop()
+            found.append((end, name))
+        return tuple(found)
+
     def always(self, verb: str, ranks: int, nodes: int) -> str | None:
         """Return the algorithm that ``verb`` takes whatever the size, where all are available.
 
         None where it depends on the size. Not collective.
         """
-        limits = {row.up_to_bytes for row in self._of[verb] if row.up_to_bytes is not None}
-        sizes = [0, *limits, *(limit + 1 for limit in limits)]
-        names = {self.choose(verb, size, ranks, nodes, ALGORITHMS[verb]) for size in sizes}
-        return names.pop() if len(names) == 1 else None
+        found = self.ranges(verb, ranks, nodes, ALGORITHMS[verb])
+        return found[0][1] if len(found) == 1 else None
 
 
 def parse_forced(forced: Mapping[str, str] | str | None) -> dict[str, str]:
@@ -185,8 +215,8 @@ def parse_forced(forced: Mapping[str, str] | str | None) -> dict[str, str]:
             result.update({v: item for v, names in ALGORITHMS.items() if item in names})
         else:
             raise InvalidArgumentError(
-                f"algorithm {forced!r}: unknown algorithm {item!r}, expected one of "
-                f"{', '.join(_NEEDS)}, or verb=algorithm"
+                f"algorithm {forced!r}: unknown algorithm {item!r}, expected auto, one of "
+                f"{', '.join(_NEEDS)}, or such as all_reduce=ring,broadcast=direct"
             )
     return result
 

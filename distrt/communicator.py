@@ -399,6 +399,19 @@ class Communicator:
         """Return the name of the algorithm that NumPy arrays take. Not collective."""
         return self._engine.algorithm_for(verb, nbytes)
 
+    @property
+    def nodes(self) -> int:
+        """Number of groups of ranks that share memory; the table is read for so many nodes."""
+        return len(self._engine.groups)
+
+    def ranges(self, verb: str) -> tuple[tuple[int | None, str], ...]:
+        """Return (up to how many bytes, algorithm) of every size, for NumPy arrays. Not collective.
+
+        Raises:
+          InvalidArgumentError: an algorithm was asked for that cannot be taken.
+        """
+        return self._engine.ranges(verb)
+
     def algorithms(self, verb: str) -> tuple[str, ...]:
         """Return the names of all algorithms that NumPy arrays can take. Not collective."""
         return self._engine.algorithms(verb)

@@ -114,6 +114,10 @@ class Engine:
             lacking.add("hierarchical")
         return tuple(name for name in ALGORITHMS[verb] if name not in lacking)
 
+    def ranges(self, verb: str) -> tuple[tuple[int | None, str], ...]:
+        """Return what calls with NumPy arrays take: see ``Choice.ranges``."""
+        return self._choice.ranges(verb, *self._layout, self.algorithms(verb))
+
     def algorithm_for(self, verb: str, nbytes: int = 0, like: Any = None) -> str:
         """Return the name of the algorithm that such a call takes."""
         available = self.algorithms(verb)

@@ -18,8 +18,9 @@ class Settings(NamedTuple):
     Attributes:
       segment_bytes: longest message of the ring (DISTRT_SEGMENT_BYTES).
       timeout_seconds: how long a call may wait for a peer (DISTRT_TIMEOUT).
-      algorithm: "direct", "ring", or "auto": the best one that is possible
-        (DISTRT_ALGORITHM).
+      algorithm: what overrides the table of algorithms: "auto" (nothing), "ring" (every
+        verb that can take it), or "all_reduce=ring,broadcast=direct"; choice.py reads it,
+        and refuses unknown names (DISTRT_ALGORITHM).
       shared_memory: "memfd", "file" (in /dev/shm), "auto": the first that works, or
         "off" (DISTRT_SHARED_MEMORY).
       heap_bytes: registered memory that each rank reserves at start; more is reserved
@@ -47,7 +48,7 @@ class Settings(NamedTuple):
         return cls(
             _positive("DISTRT_SEGMENT_BYTES", int, default.segment_bytes),
             _positive("DISTRT_TIMEOUT", float, default.timeout_seconds),
-            _one_of("DISTRT_ALGORITHM", ("auto", "direct", "ring")),
+            os.environ.get("DISTRT_ALGORITHM", default.algorithm),
             _one_of("DISTRT_SHARED_MEMORY", ("auto", "memfd", "file", "off")),
             _positive("DISTRT_HEAP_BYTES", int, default.heap_bytes),
             _positive("DISTRT_STAGE_BYTES", int, default.stage_bytes),

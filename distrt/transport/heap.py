@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import math
+import operator
 import threading
 import weakref
 from collections import deque
@@ -22,7 +23,7 @@ from distrt.errors import InvalidArgumentError
 
 __all__ = ["Heap"]
 
-_ALIGNMENT = 128
+_LINES = 128  # two cache lines, which some processors fetch as a pair
 _PAGE = 4096
 # From here on blocks start at a page, as large arrays of NumPy do.
 _PAGED_FROM = 1 << 16
@@ -31,6 +32,9 @@ _PAGED_FROM = 1 << 16
 @final
 class Heap:
     """A best-fit allocator over a range of addresses whose memory grows on demand.
+
+    Free blocks are kept coalesced and found by bisection, for each alignment by the room
+    that they have for it. Any thread may allocate and free.
 
     Args:
       base: address of the range.
@@ -59,7 +63,8 @@ class Heap:
         self._blocks: dict[int, int] = {}
         self._free: dict[int, int] = {}  # offset -> bytes
         self._starts: list[int] = []  # offsets of the free blocks, ascending
-        self._sizes: list[tuple[int, int]] = []  # (bytes, offset), ascending
+        # For each alignment (bytes from the first aligned offset on, offset), ascending.
+        self._rooms: dict[int, list[tuple[int, int]]] = {_LINES: [], _PAGE: []}
         self._returned: deque[int] = deque()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
@@ -68,12 +73,18 @@ class Heap:
         The block is free again once the array and all its views are gone. That may be
         in any thread, inside the garbage collector, even in the middle of an
         allocation: so it is only noted, and the next allocation does the rest.
+        Nothing collective and nothing that locks ever runs in a finalizer.
+
+        Args:
+          shape: an int or a sequence of ints; zeros are fine.
+          dtype: a NumPy dtype without Python objects, which other ranks could not read.
 
         Raises:
           InvalidArgumentError: a negative length, or elements that are Python objects.
           MemoryError: as ``allocate``.
         """
-        shape = tuple(shape) if np.iterable(shape) else (int(shape),)
+        sizes = shape if np.iterable(shape) else (shape,)
+        shape = tuple(operator.index(size) for size in sizes)
         dtype = np.dtype(dtype)
         if dtype.hasobject or any(length < 0 for length in shape):
             raise InvalidArgumentError(
@@ -88,11 +99,14 @@ class Heap:
         return array
 
     def allocate(self, nbytes: int) -> int:
-        """Return the offset of a new block of ``nbytes``.
+        """Return the offset of a new block of ``nbytes``. Not collective.
+
+        It starts at a multiple of 128 bytes, from 64 KiB on at a page.
 
         Raises:
           MemoryError: the range is full, or the machine has no more memory.
         """
+        nbytes = max(1, nbytes)
         nbytes = _up(nbytes, _alignment(nbytes))
         with self._lock:
             while self._returned:
@@ -111,24 +125,28 @@ class Heap:
         with self._lock:
             self._release(offset)
 
+    def offset_of(self, address: int) -> int:
+        """Return where ``address``, which is registered memory, lies in the range."""
+        assert self.contains(address)
+        return address - self.base
+
     def contains(self, address: int) -> bool:
         """Tell whether ``address`` lies in registered memory."""
         return self.base <= address < self.base + self.window_bytes
 
     def _fitting(self, nbytes: int) -> int | None:
         alignment = _alignment(nbytes)
-        for at in range(bisect.bisect_left(self._sizes, (nbytes, 0)), len(self._sizes)):
-            size, start = self._sizes[at]
-            offset = _up(start, alignment)
-            if offset + nbytes > start + size:
-                continue
-            self._take(start)
-            if offset > start:
-                self._put(start, offset - start)
-            if offset + nbytes < start + size:
-                self._put(offset + nbytes, start + size - offset - nbytes)
-            return offset
-        return None
+        rooms = self._rooms[alignment]
+        at = bisect.bisect_left(rooms, (nbytes, 0))
+        if at == len(rooms):
+            return None
+        room, start = rooms[at]
+        size, offset = self._take(start), _up(start, alignment)
+        if offset > start:
+            self._put(start, offset - start)
+        if room > nbytes:
+            self._put(offset + nbytes, start + size - offset - nbytes)
+        return offset
 
     def _extend(self, nbytes: int) -> None:
         # The block may begin in a free one that ends where the memory does.
@@ -170,17 +188,23 @@ class Heap:
     def _put(self, offset: int, nbytes: int) -> None:
         self._free[offset] = nbytes
         bisect.insort(self._starts, offset)
-        bisect.insort(self._sizes, (nbytes, offset))
+        for alignment, rooms in self._rooms.items():
+            bisect.insort(rooms, (_room(offset, nbytes, alignment), offset))
 
     def _take(self, offset: int) -> int:
         nbytes = self._free.pop(offset)
         del self._starts[bisect.bisect_left(self._starts, offset)]
-        del self._sizes[bisect.bisect_left(self._sizes, (nbytes, offset))]
+        for alignment, rooms in self._rooms.items():
+            del rooms[bisect.bisect_left(rooms, (_room(offset, nbytes, alignment), offset))]
         return nbytes
 
 
 def _alignment(nbytes: int) -> int:
-    return _PAGE if nbytes >= _PAGED_FROM else _ALIGNMENT
+    return _PAGE if nbytes >= _PAGED_FROM else _LINES
+
+
+def _room(offset: int, nbytes: int, alignment: int) -> int:
+    return offset + nbytes - _up(offset, alignment)
 
 
 def _up(value: int, alignment: int) -> int:

@@ -189,12 +189,16 @@ def test_one_rank_needs_no_threads():
     assert repr(comm) == "<Communicator rank 0 of 1 over loopback>"
 
 
+def test_an_unknown_algorithm_is_refused_at_once():
+    with pytest.raises(InvalidArgumentError, match="unknown algorithm 'rings'"):
+        Communicator(single(), Settings(algorithm="rings"))
+
+
 def test_settings_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("DISTRT_SEGMENT_BYTES", "4096")
     monkeypatch.setenv("DISTRT_TIMEOUT", "2.5")
     assert Settings.from_environment() == Settings(4096, 2.5)
     for name, good, bad in [
-        ("DISTRT_ALGORITHM", "ring", "rings"),
         ("DISTRT_SHARED_MEMORY", "off", "no"),
         ("DISTRT_STAGE_BYTES", "64", "-1"),
     ]:
@@ -204,6 +208,8 @@ def test_settings_come_from_the_environment(monkeypatch):
         with pytest.raises(InvalidArgumentError, match=name):
             Settings.from_environment()
         monkeypatch.delenv(name)
+    monkeypatch.setenv("DISTRT_ALGORITHM", "all_reduce=ring,broadcast=direct")
+    assert Settings.from_environment().algorithm == "all_reduce=ring,broadcast=direct"
     for bad in ("0", "-3", "x", ""):
         monkeypatch.setenv("DISTRT_TIMEOUT", bad)
         with pytest.raises(InvalidArgumentError, match="DISTRT_TIMEOUT"):

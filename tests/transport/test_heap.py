@@ -9,6 +9,8 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distrt.errors import InvalidArgumentError
 from distrt.transport.heap import Heap
@@ -23,6 +25,18 @@ def heap_on(memory, window=1 << 22, step=1 << 14, grown=None):
     base = -(-ctypes.addressof(memory) // 4096) * 4096
     grown = [] if grown is None else grown
     return Heap(base, window, lambda offset, nbytes: grown.append((offset, nbytes)), step)
+
+
+def check_free_list(heap):
+    """The three views of the free list agree, and with the live blocks they tile the heap."""
+    spans = sorted([*heap._free.items(), *heap._blocks.items()])
+    assert sum(nbytes for _, nbytes in spans) == heap.reserved
+    assert all(a + n == b for (a, n), (b, _) in itertools.pairwise(spans))
+    assert heap._starts == sorted(heap._free)
+    assert not [a for a, b in itertools.pairwise(heap._starts) if a + heap._free[a] == b]
+    for alignment, rooms in heap._rooms.items():
+        wanted = [(o + n - -(-o // alignment) * alignment, o) for o, n in heap._free.items()]
+        assert rooms == sorted(wanted)
 
 
 def test_live_blocks_never_overlap_and_everything_comes_back(memory):
@@ -43,7 +57,68 @@ def test_live_blocks_never_overlap_and_everything_comes_back(memory):
         heap.free(offset)
     assert heap.in_use == 0
     assert heap._free == {0: heap.reserved}
-    assert heap._starts == [0] and heap._sizes == [(heap.reserved, 0)]
+    check_free_list(heap)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 70_000), min_size=1, max_size=25),
+    order=st.randoms(use_true_random=False),
+    start=st.sampled_from([0, 4096]),
+)
+def test_any_order_of_frees_leaves_one_free_block(sizes, order, start):
+    heap = Heap(1 << 30, 1 << 24, lambda offset, nbytes: None, 1 << 14, start)
+    live = {}
+    for nbytes in sizes:
+        offset = heap.allocate(nbytes)
+        assert offset >= start and offset + nbytes <= heap.reserved
+        assert all(o + n <= offset or offset + max(1, nbytes) <= o for o, n in live.items())
+        live[offset] = max(1, nbytes)
+        if live and order.random() < 0.4:
+            heap.free(freed := order.choice(sorted(live)))
+            del live[freed]
+    assert heap.in_use == sum(heap._blocks.values()) >= sum(live.values())
+    for offset in order.sample(sorted(live), len(live)):
+        heap.free(offset)
+        assert sum(heap._free.values()) + heap.in_use == heap.reserved - start
+    assert heap.in_use == 0 and heap._free == {start: heap.reserved - start}
+
+
+def test_small_orders_exhaustively():
+    # Every order of freeing five neighbours, whole and with one kept.
+    for kept in (None, 0, 2, 4):
+        for order in itertools.permutations(range(5)):
+            heap = Heap(1 << 30, 1 << 20, lambda offset, nbytes: None, 1 << 13)
+            offsets = [heap.allocate(n) for n in (1, 128, 129, 1, 300)]
+            for number in order:
+                if number != kept:
+                    heap.free(offsets[number])
+                    check_free_list(heap)
+            assert len(heap._free) == (1 if kept in (None, 0) else 2)
+
+
+def test_the_smallest_block_that_fits_is_taken():
+    heap = Heap(1 << 30, 1 << 20, lambda offset, nbytes: None, 1 << 14)
+    holes = {}
+    for nbytes in (1024, 256, 512, 2048):
+        holes[nbytes] = heap.allocate(nbytes)
+        heap.allocate(1)  # keeps the holes apart
+    for offset in holes.values():
+        heap.free(offset)
+    for wanted, hole in ((200, 256), (500, 512), (1000, 1024), (2000, 2048)):
+        assert heap.allocate(wanted) == holes[hole]
+
+
+def test_a_paged_block_passes_over_room_that_is_not_aligned():
+    # Holes of just 64 KiB that begin within a page cannot hold a paged block of 64 KiB.
+    heap = Heap(1 << 30, 1 << 24, lambda offset, nbytes: None, 1 << 20)
+    heap.allocate(128)
+    off_page = [heap.allocate(4096 * 15 + 128) for _ in range(40)]
+    for offset in off_page[::2]:
+        heap.free(offset)
+    offset = heap.allocate(1 << 16)
+    assert offset % 4096 == 0 and offset > off_page[-1]
+    check_free_list(heap)
 
 
 def test_it_grows_in_steps_that_follow_one_another(memory):
@@ -82,6 +157,20 @@ def test_arrays_are_like_numpys(memory, shape, dtype):
     assert (array == 3).all()
     assert array.size == 0 or heap.contains(array.ctypes.data)
     assert not heap.contains(np.empty(3).ctypes.data)
+
+
+def test_a_length_that_is_no_integer_is_refused(memory):
+    with pytest.raises(TypeError):
+        heap_on(memory).empty(2.5)
+
+
+def test_addresses_and_offsets(memory):
+    heap = heap_on(memory)
+    first, second = heap.empty(100), heap.empty((3, 7), np.int8)
+    assert heap.offset_of(first.ctypes.data) == 0
+    assert heap.offset_of(second[1:, 2:].ctypes.data) == 512 + 7 + 2
+    assert heap.contains(heap.base) and not heap.contains(heap.base - 1)
+    assert not heap.contains(heap.base + heap.window_bytes)
 
 
 def test_a_view_keeps_the_block_and_the_last_one_frees_it(memory):
@@ -193,3 +282,12 @@ def test_a_window_can_be_used_to_its_last_byte(memory):
     heap = heap_on(memory, window=1 << 17, step=1 << 14)
     heap.allocate(1 << 13)
     assert heap.allocate((1 << 17) - (1 << 13)) == 1 << 13 and heap.reserved == 1 << 17
+
+
+def test_an_array_may_die_while_the_lock_is_held(memory):
+    heap = heap_on(memory)
+    array = heap.empty(100)
+    with heap._lock:
+        del array
+    assert heap.in_use == 512, "only noted: the next allocation does the rest"
+    assert heap.allocate(512) == 0
