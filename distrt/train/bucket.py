@@ -1,6 +1,6 @@
 """Buckets: many gradients in few flat buffers, so that few collectives move them (layer 5).
 
-May import: communicator, arrays, reduce_op, errors.
+May import: communicator, collectives.compression, arrays, reduce_op, errors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from distrt.arrays import copy_to
+from distrt.collectives.compression import Compressor
 from distrt.communicator import Communicator
 from distrt.reduce_op import ReduceOp
 
@@ -70,6 +71,7 @@ class Buckets:
       names: what the arrays are called, for the message where ranks disagree.
       bucket_bytes: see ``plan``.
       communicator: gives the buffers, in registered memory where it can.
+      compressor: sends the float32 ones as halves; None: everything is sent as it is.
 
     Attributes:
       views: flat views, in the order of ``arrays``; write gradients here.
@@ -81,7 +83,9 @@ class Buckets:
         names: Sequence[str],
         bucket_bytes: int,
         communicator: Communicator,
+        compressor: Compressor | None = None,
     ) -> None:
+        self._compressor = compressor
         self.buckets = plan(
             [a.shape for a in arrays], [np.dtype(a.dtype) for a in arrays], bucket_bytes
         )
@@ -109,4 +113,7 @@ class Buckets:
           CollectiveMismatchError: on every rank, where the ranks hold other gradients.
         """
         for flat, label in zip(self._flats, self._labels, strict=True):
-            communicator.all_reduce({label: flat}, ReduceOp.SUM, out={label: flat})
+            if self._compressor is not None and flat.dtype == np.float32:
+                self._compressor.all_reduce(communicator, label, flat, ReduceOp.SUM, flat)
+            else:
+                communicator.all_reduce({label: flat}, ReduceOp.SUM, out={label: flat})

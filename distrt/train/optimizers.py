@@ -1,7 +1,7 @@
 """Optimizers with Keras's numerics (layer 5).
 
-May import: train.bucket, communicator, kernels, arrays, errors. The updates are
-kernels (csrc/include/distrt/update.h). An optimizer knows no strategy: a
+May import: train.bucket, communicator, collectives.compression, kernels, arrays, errors.
+The updates are kernels (csrc/include/distrt/update.h). An optimizer knows no strategy: a
 variable tells it over which communicator its gradients must be summed.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from distrt.arrays import as_array, copy_to, dtype_of
+from distrt.collectives.compression import Compressor
 from distrt.communicator import Communicator
 from distrt.errors import DTypeError, InvalidArgumentError
 from distrt.kernels import kernels_for
@@ -44,6 +45,13 @@ class Optimizer(abc.ABC):
 
     Hyperparameters keep Python's precision, where Keras rounds them to float32.
 
+    Args:
+      learning_rate: the learning rate.
+      bucket_bytes: gradients are fused into buffers of at most so many bytes.
+      compression: "bfloat16" or "float16": float32 gradients are sent so, for slow
+        networks. What is rounded away in one step is added in the next; a checkpoint does
+        not hold it, so a resumed run differs from an uninterrupted one by a rounding.
+
     Attributes:
       learning_rate: may be changed between steps.
       iterations: steps taken.
@@ -51,9 +59,16 @@ class Optimizer(abc.ABC):
 
     slot_names: tuple[str, ...]
 
-    def __init__(self, learning_rate: float, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        *,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        compression: str | None = None,
+    ) -> None:
         self.learning_rate, self.iterations = float(learning_rate), 0
         self._bucket_bytes = bucket_bytes
+        self._compressor = None if compression is None else Compressor(compression)
         self._slots: dict[str, dict[str, Any]] = {}
         self._owners: dict[str, Trainable] = {}
         self._buckets: dict[tuple[str, ...], Buckets] = {}
@@ -110,7 +125,7 @@ class Optimizer(abc.ABC):
         if buckets is None:
             arrays = [v.value for v in variables]
             buckets = self._buckets[names] = Buckets(
-                arrays, names, self._bucket_bytes, communicator
+                arrays, names, self._bucket_bytes, communicator, self._compressor
             )
         buckets.fill(gradients)
         return buckets, variables
@@ -190,7 +205,7 @@ class SGD(Optimizer):
       learning_rate: step size.
       momentum: 0 for none.
       nesterov: apply the momentum of the next step.
-      bucket_bytes: gradients are fused into buckets of at most this size.
+      bucket_bytes, compression: see ``Optimizer``.
     """
 
     def __init__(
@@ -200,10 +215,11 @@ class SGD(Optimizer):
         nesterov: bool = False,
         *,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        compression: str | None = None,
     ) -> None:
         if not 0.0 <= momentum <= 1.0:
             raise InvalidArgumentError(f"momentum={momentum!r}: expected a number from 0 to 1")
-        super().__init__(learning_rate, bucket_bytes=bucket_bytes)
+        super().__init__(learning_rate, bucket_bytes=bucket_bytes, compression=compression)
         self.momentum, self.nesterov = float(momentum), bool(nesterov)
         self.slot_names = ("momentum",) if momentum else ()
 
@@ -226,7 +242,7 @@ class Adam(Optimizer):
       learning_rate: step size.
       beta_1, beta_2: decay of the first and second moment.
       epsilon: added to the root of the second moment (Keras's "epsilon hat").
-      bucket_bytes: gradients are fused into buckets of at most this size.
+      bucket_bytes, compression: see ``Optimizer``.
     """
 
     slot_names = ("momentum", "velocity")
@@ -239,11 +255,12 @@ class Adam(Optimizer):
         epsilon: float = 1e-7,
         *,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        compression: str | None = None,
     ) -> None:
         for name, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
             if not 0.0 <= beta < 1.0:
                 raise InvalidArgumentError(f"{name}={beta!r}: expected a number from 0 to below 1")
-        super().__init__(learning_rate, bucket_bytes=bucket_bytes)
+        super().__init__(learning_rate, bucket_bytes=bucket_bytes, compression=compression)
         self.beta_1, self.beta_2, self.epsilon = float(beta_1), float(beta_2), float(epsilon)
 
     def _update(self, param: Any, gradient: Any, slots: dict[str, Any]) -> None:

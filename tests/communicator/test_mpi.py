@@ -15,7 +15,7 @@ SMALL = Settings(segment_bytes=64, stage_bytes=256, inline_bytes=64)
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+@pytest.mark.parametrize("algorithm", ["ring,exchange", "direct"])
 @pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
 def test_verbs(body, algorithm):
     everyone = distrt.world().communicator

@@ -63,6 +63,24 @@ def test_trajectories_are_those_of_keras(strategy, name, bucket_bytes):
     assert optimizer.iterations == len(recorded)
 
 
+@pytest.mark.parametrize("compression", ["bfloat16", "float16"])
+def test_compressed_gradients_lose_nothing_in_the_long_run(strategy, compression):
+    # 1 + 2^-12 is no half of either kind; what is rounded away comes with a later step.
+    n, steps, gradient = strategy.num_replicas_in_sync, 64, 1 + 2.0**-12
+    with strategy.scope():
+        v = distrt.Variable(np.zeros(5, np.float32), name="v")
+        exact = distrt.Variable(np.zeros(5, np.float64), name="exact")
+    sgd = SGD(1.0, compression=compression)
+    for _ in range(steps):
+        pairs = [(np.full(5, gradient, w.dtype), w) for w in (v, exact)]
+        strategy.run(sgd.apply_gradients, args=(pairs,))
+    # Only float32 travels as halves; a rank alone sends nothing.
+    assert (exact.numpy() == -n * steps * gradient).all()
+    off = np.abs(v.numpy() + n * steps * gradient)
+    assert (off <= (0 if n == 1 else 2 * n * 2.0**-8)).all()
+    assert n == 1 or len(sgd._compressor.residuals) == 2
+
+
 def test_gradients_are_summed_and_none_is_skipped(strategy):
     n = strategy.num_replicas_in_sync
     with strategy.scope():
