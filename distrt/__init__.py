@@ -8,6 +8,7 @@ from distrt import data, errors, train
 from distrt.arrays import array_namespace, to_numpy
 from distrt.collectives.indexed_slices import IndexedSlices
 from distrt.communicator import Communicator
+from distrt.coordinator.communication import CommunicationImplementation, CommunicationOptions
 from distrt.coordinator.mirrored import MirroredStrategy
 from distrt.coordinator.multi_worker import MultiWorkerMirroredStrategy
 from distrt.coordinator.one_device import OneDeviceStrategy
@@ -28,6 +29,8 @@ from distrt.version import __version__
 from distrt.world import World, world
 
 __all__ = [
+    "CommunicationImplementation",
+    "CommunicationOptions",
     "Communicator",
     "DistributedDataset",
     "DistributedIterator",

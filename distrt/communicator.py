@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -314,11 +315,24 @@ class Communicator:
 
         return self._of(self._general.make("split", prepare))
 
-    def dup(self) -> Communicator:
-        """Return a communicator of the same ranks, whose calls are ordered among themselves
-        only. All ranks must call. Source: MPI_Comm_dup.
+    def dup(self, **changes: Any) -> Communicator:
+        """Return a communicator of the same ranks, whose calls are ordered among themselves only.
+
+        All ranks must call.
+
+        Args:
+          changes: settings that differ from this one's, equal on all ranks; ``algorithm`` is
+            added to what is forced already.
+
+        Source: MPI_Comm_dup.
         """
-        made = self._of(self._general.make("dup", lambda: self._verbs.derive(self.transport.dup)))
+
+        def prepare() -> Call:
+            self._engine.choice.forcing(changes.get("algorithm", ""))
+            self.settings._replace(**changes)
+            return self._verbs.derive(self.transport.dup, str(sorted(changes.items())))
+
+        made = self._of(self._general.make("dup", prepare), changes)
         assert made is not None
         return made
 
@@ -340,11 +354,14 @@ class Communicator:
 
         self._general.make("free", prepare)
 
-    def _of(self, transport: Transport | None) -> Communicator | None:
+    def _of(
+        self, transport: Transport | None, changes: Mapping[str, Any] = MappingProxyType({})
+    ) -> Communicator | None:
         if transport is None:
             return None
         node, choice = self._engine.derived(transport)
-        made = Communicator(transport, self.settings, node, choice)
+        choice = choice.forcing(changes.get("algorithm", ""))
+        made = Communicator(transport, self.settings._replace(**changes), node, choice)
         made._derived = True
         return made
 

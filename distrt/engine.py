@@ -62,6 +62,7 @@ class Engine:
       direct: the shared-memory algorithms, where all ranks share memory.
       quick: the quick ways, of the verbs that ``direct`` always does.
       queue: this communicator's calls, in order.
+      choice: the table, and what overrides it.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Engine:
     # ------------------------------------------------------------------ choice
 
     def _choose(self, choice: Choice) -> None:
-        self._choice = choice
+        self.choice = choice
         self.quick = Quick()
         if self.direct is not None:
             channel = self.direct.channel
@@ -116,19 +117,19 @@ class Engine:
 
     def ranges(self, verb: str) -> tuple[tuple[int | None, str], ...]:
         """Return what calls with NumPy arrays take: see ``Choice.ranges``."""
-        return self._choice.ranges(verb, *self._layout, self.algorithms(verb))
+        return self.choice.ranges(verb, *self._layout, self.algorithms(verb))
 
     def algorithm_for(self, verb: str, nbytes: int = 0, like: Any = None) -> str:
         """Return the name of the algorithm that such a call takes."""
         available = self.algorithms(verb)
         if is_cupy(like):
             available = tuple(n for n in available if n not in ("direct", "hierarchical"))
-        return self._choice.choose(verb, nbytes, *self._layout, available)
+        return self.choice.choose(verb, nbytes, *self._layout, available)
 
     @contextlib.contextmanager
     def using(self, algorithm: str) -> Iterator[None]:
         """Take ``algorithm`` in all calls inside that can."""
-        before = self._choice
+        before = self.choice
         self._choose(before.forcing(algorithm))
         try:
             yield
@@ -144,7 +145,7 @@ class Engine:
     def derived(self, transport: Transport) -> tuple[Node | None, Choice]:
         """Return the memory and the table of a communicator of some of the ranks, or all."""
         node = None if self._node is None else self._node.among(transport.world_ranks)
-        return node, self._choice
+        return node, self.choice
 
     def free(self) -> Program[None]:
         """Give back what the communicator holds. No rank can use it any more."""

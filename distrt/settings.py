@@ -21,6 +21,8 @@ class Settings(NamedTuple):
       algorithm: what overrides the table of algorithms: "auto" (nothing), "ring" (every
         verb that can take it), or "all_reduce=ring,broadcast=direct"; choice.py reads it,
         and refuses unknown names (DISTRT_ALGORITHM).
+      bytes_per_pack: gradients are fused into buckets of at most so many bytes, where the
+        optimizer does not say; 0: of its own default.
       shared_memory: "memfd", "file" (in /dev/shm), "auto": the first that works, or
         "off" (DISTRT_SHARED_MEMORY).
       heap_bytes: registered memory that each rank reserves at start; more is reserved
@@ -40,6 +42,7 @@ class Settings(NamedTuple):
     stage_bytes: int = 1 << 19
     inline_bytes: int = 1 << 12
     stream_bytes: int = 96 << 20
+    bytes_per_pack: int = 0
 
     @classmethod
     def from_environment(cls) -> Settings:

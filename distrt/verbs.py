@@ -254,14 +254,14 @@ class Verbs:
         sends = chosen is None or chosen == self.rank
         return Call(text, self.engine.objects(chosen, payload() if sends else b""))
 
-    def derive(self, make: Callable[[], Any]) -> Call:
+    def derive(self, make: Callable[[], Any], text: str = "") -> Call:
         """Have all ranks come before ``make``, in which they wait for each other."""
 
         def program() -> Program[Any]:
             yield from ()
             return make()
 
-        return Call("", program())
+        return Call(text, program())
 
     def free(self) -> Call:
         """See ``Communicator.free``."""

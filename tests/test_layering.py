@@ -61,7 +61,7 @@ HEAVY = {
     "tensorflow": {"interop", "compat"},
 }
 # Files that may be longer, and why.
-LONG = {"communicator.py": 480}  # what every verb means, said once: two lines in three are docs
+LONG = {"communicator.py": 520}  # what every verb means, said once: two lines in three are docs
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

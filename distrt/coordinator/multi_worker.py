@@ -1,12 +1,13 @@
 """``MultiWorkerMirroredStrategy``: ranks on any number of hosts train one model (layer 6).
 
-May import: coordinator.strategy, coordinator.mirrored, world.
+May import: coordinator.{strategy,mirrored,communication}, world.
 """
 
 from __future__ import annotations
 
 from typing import final
 
+from distrt.coordinator.communication import CommunicationOptions, configured
 from distrt.coordinator.mirrored import choose_device
 from distrt.coordinator.strategy import Strategy
 from distrt.world import world
@@ -21,15 +22,23 @@ class MultiWorkerMirroredStrategy(Strategy):
     The ranks come from MPI; no TF_CONFIG is needed.
 
     Args:
+      communication_options: CommunicationOptions, equal on all ranks; by default AUTO.
       device: "auto" (a GPU of its own for each rank, or the CPU where there is none),
         "cpu" or "gpu".
 
     Raises:
+      InvalidArgumentError: on every rank, for options that cannot be taken, or that differ.
       DeviceError: on every rank, where a GPU was asked for and some rank has none.
 
     Source: tf.distribute.MultiWorkerMirroredStrategy, with one replica per worker.
     """
 
-    def __init__(self, *, device: str = "auto") -> None:
+    def __init__(
+        self,
+        communication_options: CommunicationOptions | None = None,
+        *,
+        device: str = "auto",
+    ) -> None:
         everyone = world()
-        super().__init__(everyone.communicator, choose_device(everyone, device))
+        chosen = choose_device(everyone, device)
+        super().__init__(configured(everyone.communicator, communication_options), chosen)

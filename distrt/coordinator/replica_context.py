@@ -1,6 +1,6 @@
 """Where the program is: in no scope, in a scope, or in a replica (layer 6).
 
-May import: communicator, reduce_op, errors. The stack of contexts is kept per
+May import: coordinator.communication, communicator, reduce_op, errors. The stack of contexts is kept per
 thread, as in tf.distribute; strategy.py pushes onto it.
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+from distrt.coordinator import communication
+from distrt.coordinator.communication import CommunicationOptions
 from distrt.errors import ContextError
 from distrt.reduce_op import ReduceOp
 
@@ -85,19 +87,29 @@ class ReplicaContext:
         """Number of replicas whose gradients are combined."""
         return self._strategy.num_replicas_in_sync
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
         """Combine the replicas' values; every replica gets the result. All ranks must call.
 
         Args:
           reduce_op: SUM, MEAN, PROD, MIN or MAX; a ReduceOp or its name.
-          value: array, number or nested structure, equal in structure, shapes and dtypes.
+          value: array, number or nested structure, equal in structure, shapes and dtypes;
+            IndexedSlices too.
+          options: CommunicationOptions of this call, equal on all ranks.
 
         Raises:
           CollectiveMismatchError: on every rank, where the ranks' calls differ.
 
         Source: tf.distribute.ReplicaContext.all_reduce.
         """
-        return self._strategy.communicator.all_reduce(value, reduce_op)
+        communicator = self._strategy.communicator
+        if options is None:
+            return communicator.all_reduce(value, reduce_op)
+        return communication.all_reduce(communicator, reduce_op, value, options)
 
     def all_gather(self, value: Any, axis: int) -> Any:
         """Concatenate the replicas' values along ``axis``. All ranks must call.

@@ -47,7 +47,8 @@ class Optimizer(abc.ABC):
 
     Args:
       learning_rate: the learning rate.
-      bucket_bytes: gradients are fused into buffers of at most so many bytes.
+      bucket_bytes: gradients are fused into buffers of at most so many bytes; None: what
+        the strategy's communication options say, else 25 MiB.
       compression: "bfloat16" or "float16": float32 gradients are sent so, for slow
         networks. What is rounded away in one step is added in the next; a checkpoint does
         not hold it, so a resumed run differs from an uninterrupted one by a rounding.
@@ -63,7 +64,7 @@ class Optimizer(abc.ABC):
         self,
         learning_rate: float,
         *,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         compression: str | None = None,
     ) -> None:
         self.learning_rate, self.iterations = float(learning_rate), 0
@@ -124,8 +125,10 @@ class Optimizer(abc.ABC):
         buckets = self._buckets.get(names)
         if buckets is None:
             arrays = [v.value for v in variables]
+            packed = communicator.settings.bytes_per_pack or DEFAULT_BUCKET_BYTES
+            size = packed if self._bucket_bytes is None else self._bucket_bytes
             buckets = self._buckets[names] = Buckets(
-                arrays, names, self._bucket_bytes, communicator, self._compressor
+                arrays, names, size, communicator, self._compressor
             )
         buckets.fill(gradients)
         return buckets, variables
@@ -214,7 +217,7 @@ class SGD(Optimizer):
         momentum: float = 0.0,
         nesterov: bool = False,
         *,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         compression: str | None = None,
     ) -> None:
         if not 0.0 <= momentum <= 1.0:
@@ -254,7 +257,7 @@ class Adam(Optimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         *,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         compression: str | None = None,
     ) -> None:
         for name, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
