@@ -118,11 +118,10 @@ def all_reduce(
         transport.timeout_seconds = before
 
 
-def _checked(communicator: Communicator, options: CommunicationOptions) -> CommunicationOptions:
+def _checked(communicator: Communicator, options: Any) -> CommunicationOptions:
     with communicator.refusing("communication options"):
-        if not isinstance(options, CommunicationOptions):
-            raise InvalidArgumentError(
-                f"communication options: expected CommunicationOptions, got {options!r}"
-            )
-        checked = options.checked()
-    return checked
+        if isinstance(options, CommunicationOptions):
+            return options.checked()
+        raise InvalidArgumentError(
+            f"communication options: expected CommunicationOptions, got {options!r}"
+        )

@@ -1,7 +1,7 @@
 """Where the program is: in no scope, in a scope, or in a replica (layer 6).
 
-May import: coordinator.communication, communicator, reduce_op, errors. The stack of contexts is kept per
-thread, as in tf.distribute; strategy.py pushes onto it.
+May import: coordinator.communication, communicator, reduce_op, errors. The stack of
+contexts is kept per thread, as in tf.distribute; strategy.py pushes onto it.
 """
 
 from __future__ import annotations
