@@ -5,9 +5,9 @@
 
 Every case runs several times: out of place, in place, on registered memory and in the
 background in turn, and must give the same bits each time; --repeats for the all_reduce of
-``direct``, a fifth of it for everything else, three times from 100,000 elements on. ``hierarchical`` runs
-over pretended hosts, groups of ranks that share memory among themselves only, of
-unequal numbers where the ranks do not divide. Prints a row for each verb and algorithm;
+``direct``, a fifth of it for everything else, three times from 100,000 elements on.
+``hierarchical`` runs over pretended hosts, groups of ranks that share memory among themselves
+only, of unequal numbers where the ranks do not divide. Prints a row for each verb and algorithm;
 exits with 1 and the first wrong case otherwise.
 """
 
