@@ -73,7 +73,8 @@ class Engine:
         choice: Choice | None = None,
     ) -> None:
         self._transport, self._settings = transport, settings
-        self._fingerprints = Fingerprints(transport)
+        self._fingerprints = Fingerprints(transport, settings.carried_bytes)
+        self._carried: np.ndarray | None = None
         slots, self._first = Slots(), 0
         self._messages = Messages(transport, settings, slots)
         self._node = node
@@ -195,7 +196,11 @@ class Engine:
     # ----------------------------------------------------------------- checks
 
     def agree(
-        self, verb: str, text: str, quick: Callable[[Direct], int] | None = None
+        self,
+        verb: str,
+        text: str,
+        quick: Callable[[Direct], int] | None = None,
+        source: Any = None,
     ) -> Program[None]:
         """Compare the call with the other ranks'.
 
@@ -204,16 +209,28 @@ class Engine:
           text: the rest of the call in words.
           quick: given where the call is one that the quick way may make as well: its
             fingerprint, which then travels with the collective that follows.
+          source: given where it is an all_reduce of one array: if it is short, it travels
+            with the fingerprint.
         """
         direct, call = self.direct, f"{verb} {text}".rstrip()
         if direct is None:
-            yield from self._fingerprints.agree(call)
+            own = source.view(np.uint8) if self._short(verb, source) else None
+            self._carried = yield from self._fingerprints.agree(call, own)
             return
         self._fingerprints.call = f"call #{self._transport.calls + 1} {call}"
         if quick is not None and getattr(self.quick, verb) is not _never:
             self._first = quick(direct)
         else:
             yield from self._steps(direct.agree(call))
+
+    def _short(self, verb: str, source: Any) -> bool:
+        return (
+            source is not None
+            and 0 < source.nbytes * self._transport.size <= self._settings.carried_bytes
+            and self._transport.size > 1
+            and not is_cupy(source)
+            and self.algorithm_for(verb, source.nbytes) == "halving_doubling"
+        )
 
     def explain(self, call: str) -> Program[None]:
         """Raise what all ranks called; after a quick call that found them different."""
@@ -241,8 +258,12 @@ class Engine:
         self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float
     ) -> Program[None]:
         """Reduce ``source`` into ``target``, which may be the same object."""
+        if self._carried is not None:
+            blocks, self._carried = self._carried, None
+            self._messages.carried(blocks, row, source, target, op, divisor)
+            return
         name = self.algorithm_for("all_reduce", source.nbytes, source)
-        return _ALL_REDUCE[name](self, row, source, target, op, divisor)
+        yield from _ALL_REDUCE[name](self, row, source, target, op, divisor)
 
     def _direct_all_reduce(
         self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float

@@ -60,7 +60,7 @@ class General:
     def _agreed(self, verb: str, call: Call, tried: bool | None) -> Program[Any]:
         if tried is False:
             yield from self.engine.explain(f"{verb} {call.text}")
-        yield from self.engine.agree(verb, call.text, call.quick)
+        yield from self.engine.agree(verb, call.text, call.quick, call.source)
         return (yield from call.program)
 
     def _refusal(self, verb: str, error: Exception) -> Program[Refused]:

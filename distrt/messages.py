@@ -15,7 +15,7 @@ import numpy as np
 from distrt.arrays import DTYPES, DType
 from distrt.collectives import schedule
 from distrt.collectives.exchange import Exchange, Move
-from distrt.collectives.halving_doubling import HalvingDoubling
+from distrt.collectives.halving_doubling import HalvingDoubling, fold_alike
 from distrt.collectives.ring import Ring, Slots
 from distrt.collectives.schedule import Span
 from distrt.kernels import kernels_for
@@ -56,6 +56,26 @@ class Messages:
             segment_bytes=self._settings.segment_bytes,
         )
         yield from _until(algorithm.step)
+
+    def carried(
+        self,
+        blocks: np.ndarray,
+        row: DType,
+        source: Any,
+        target: Any,
+        op: ReduceOp,
+        divisor: float,
+    ) -> None:
+        """End an all_reduce in pairs whose inputs have come with the fingerprint: no program."""
+        fold_alike(
+            kernels_for(source),
+            [block.view(row.numpy) for block in blocks],
+            row=row,
+            op=op,
+            target=target,
+            divisor=divisor,
+            slots=self._slots,
+        )
 
     def all_reduce(
         self, row: DType, source: Any, target: Any, op: ReduceOp, divisor: float

@@ -21,6 +21,8 @@ class Settings(NamedTuple):
       algorithm: what overrides the table of algorithms: "auto" (nothing), "ring" (every
         verb that can take it), or "all_reduce=ring,broadcast=direct"; choice.py reads it,
         and refuses unknown names (DISTRT_ALGORITHM).
+      carried_bytes: an all_reduce in pairs of at most so many bytes, all ranks' together,
+        travels with the fingerprint of its call (DISTRT_CARRIED_BYTES).
       bytes_per_pack: gradients are fused into buckets of at most so many bytes, where the
         optimizer does not say; 0: of its own default.
       shared_memory: "memfd", "file" (in /dev/shm), "auto": the first that works, or
@@ -43,6 +45,7 @@ class Settings(NamedTuple):
     inline_bytes: int = 1 << 12
     stream_bytes: int = 96 << 20
     bytes_per_pack: int = 0
+    carried_bytes: int = 1 << 14
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -57,6 +60,7 @@ class Settings(NamedTuple):
             _positive("DISTRT_STAGE_BYTES", int, default.stage_bytes),
             _positive("DISTRT_INLINE_BYTES", int, default.inline_bytes),
             _positive("DISTRT_STREAM_BYTES", int, default.stream_bytes),
+            carried_bytes=_positive("DISTRT_CARRIED_BYTES", int, default.carried_bytes),
         )
 
 

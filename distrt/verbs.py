@@ -53,11 +53,13 @@ class Call(NamedTuple):
       text: what all ranks must say alike, without the verb.
       program: what to run once they have.
       quick: how the quick way would say it, or None where it would not take it.
+      source: the flat array, where it is an all_reduce of one.
     """
 
     text: str
     program: Program[Any]
     quick: Callable[[Direct], int] | None = None
+    source: Any = None
 
 
 @final
@@ -81,7 +83,8 @@ class Verbs:
 
         program = self._each(tree, untangled(leaves, outs), outs, run)
         text = f"op={parsed.value} {describe(tree, leaves)}"
-        return Call(text, program, _quick("all_reduce", tree, leaves, parsed))
+        source = leaves[0].flat if tree.spec.is_leaf() else None
+        return Call(text, program, _quick("all_reduce", tree, leaves, parsed), source)
 
     def _sparse(self, tree: Tree, op: ReduceOp, out: Any) -> Call:
         """As ``all_reduce``, where some leaves are IndexedSlices."""

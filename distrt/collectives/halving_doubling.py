@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, final
 
 from distrt.arrays import DTYPES, DType
@@ -30,7 +30,7 @@ from distrt.kernels.base import Kernels
 from distrt.reduce_op import ReduceOp
 from distrt.transport.base import Bytes, Request, Tag, Transport
 
-__all__ = ["HalvingDoubling"]
+__all__ = ["HalvingDoubling", "fold_alike"]
 
 _NOTHING = Span(0, 0)
 
@@ -172,3 +172,44 @@ class HalvingDoubling:
         least = self._slots.least(self._kernels, self._row, self._limit)[: span.length]
         total = self._held[span.slice]
         self._kernels.finish(ReduceOp.MAX, self._row, out, total, least, self._divisor)
+
+
+def fold_alike(
+    kernels: Kernels,
+    blocks: Sequence[Any],
+    *,
+    row: DType,
+    op: ReduceOp,
+    target: Any,
+    divisor: float,
+    slots: Slots,
+) -> None:
+    """Fold all ranks' inputs, which this rank has, in the order of the meetings: the same bits.
+
+    For arrays so short that every rank gets all of them with the fingerprint of the call.
+
+    Args:
+      kernels, row, op, target, divisor, slots: see ``HalvingDoubling``.
+      blocks: the inputs of two or more ranks, in rank order; they are overwritten.
+    """
+    wide, parts = DTYPES[row.accumulator], list(blocks)
+    if wide is not row:
+        for number, part in enumerate(blocks):
+            parts[number] = kernels.empty(part.size, wide.numpy)
+            kernels.widen(row, parts[number], part)
+    # First the surplus ranks with their neighbours, then neighbours with neighbours.
+    surplus = len(parts) - (1 << (len(parts).bit_length() - 1))
+    pairs = surplus
+    while len(parts) > 2:
+        pairs = pairs or len(parts) // 2
+        for low, high in zip(parts[: 2 * pairs : 2], parts[1 : 2 * pairs : 2], strict=True):
+            kernels.fold(op, wide, low, low, high)
+        parts = [*parts[: 2 * pairs : 2], *parts[2 * pairs :]]
+        pairs = 0
+    low, high = parts
+    if wide is row:
+        kernels.finish(op, row, target, low, high, divisor)
+        return
+    kernels.fold(op, wide, low, low, high)
+    least = slots.least(kernels, row, target.size)
+    kernels.finish(ReduceOp.MAX, row, target, low, least, divisor)

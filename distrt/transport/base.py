@@ -65,7 +65,7 @@ class Transport(abc.ABC):
     """Ordered, reliable messages between ``size`` ranks.
 
     Messages of one (source, tag) arrive in the order in which they were sent.
-    A receive must be posted with exactly the size of its message.
+    A receive must be posted with room for its message; shorter ones leave the rest as it was.
 
     Attributes:
       rank, size: this rank and the number of ranks.
@@ -95,7 +95,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def irecv(self, buffer: Bytes, source: int, tag: int) -> Request:
-        """Start to receive exactly ``buffer.size`` bytes into ``buffer``."""
+        """Start to receive a message of at most ``buffer.size`` bytes into ``buffer``."""
 
     @abc.abstractmethod
     def dup(self) -> Transport:

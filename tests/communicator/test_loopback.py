@@ -8,6 +8,7 @@ import pytest
 
 from distrt.communicator import Communicator
 from distrt.errors import (
+    CollectiveMismatchError,
     CollectiveTimeoutError,
     ContextError,
     InvalidArgumentError,
@@ -20,6 +21,8 @@ from distrt.transport.shared_memory import share
 from .bodies import (
     BODIES,
     check_half_types_round_once,
+    check_in_place,
+    check_mean,
     check_same_bits_everywhere,
     check_sizes,
 )
@@ -63,10 +66,39 @@ def test_verbs(body, algorithm, size):
     run(body, size, algorithm=algorithm)
 
 
+# A limit of 1 byte: nothing travels with the fingerprint. 100: some of the sizes do.
+@pytest.mark.parametrize("carried_bytes", [1, 100, 1 << 14])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
-def test_verbs_in_pairs(size):
-    run(check_sizes, size, algorithm="halving_doubling")
-    run(check_half_types_round_once, size, algorithm="halving_doubling")
+def test_verbs_in_pairs(size, carried_bytes):
+    settings = {"algorithm": "halving_doubling", "carried_bytes": carried_bytes}
+    for body in (check_sizes, check_half_types_round_once, check_in_place, check_mean):
+        run(body, size, **settings)
+
+
+@pytest.mark.parametrize("size", [2, 3, 6, 7])
+def test_what_travels_with_the_fingerprint_has_the_same_bits(size):
+    def body(comm):
+        rng = np.random.default_rng(comm.rank)
+        results = []
+        for dtype in (np.float32, np.float16, np.float64, np.complex64):
+            value = rng.standard_normal(19).astype(dtype)
+            results += [comm.all_reduce(value, op).tobytes() for op in ("SUM", "MEAN")]
+        return results
+
+    settings = {"algorithm": "halving_doubling"}
+    carried, sent = (run(body, size, **settings, carried_bytes=limit) for limit in (1 << 14, 1))
+    assert carried == sent == [carried[0]] * size
+
+
+def test_a_call_that_carries_meets_one_that_does_not():
+    def body(comm):
+        with pytest.raises(CollectiveMismatchError, match=r"rank 0: .* all_reduce op=SUM"):
+            comm.all_reduce(np.ones(5)) if comm.rank == 0 else comm.barrier()
+        with pytest.raises(CollectiveMismatchError, match=r"float64\[300\]"):
+            comm.all_reduce(np.ones(300 if comm.rank == 1 else 3))
+        return comm.all_reduce(np.ones(2)).tolist()
+
+    assert run(body, 3, algorithm="halving_doubling") == [[3, 3]] * 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
