@@ -1,0 +1,64 @@
+"""The benchmark between hosts: real namespaces, real links, nothing left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launching import clean_environ, mpirun_path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_hosts.py"
+
+
+def may_make_hosts():
+    tools = all(shutil.which(name) for name in ("ip", "tc", "nsenter", "unshare"))
+    if os.geteuid() != 0 or not tools:
+        return False
+    # A container's root may be refused; making a namespace is the only way to know.
+    made = subprocess.run(["ip", "netns", "add", "distrt-try"], capture_output=True).returncode
+    shaped = ["tc", "qdisc", "add", "dev", "lo", "root", "tbf"]
+    shaped += ["rate", "1gbit", "burst", "256kb", "latency", "50ms"]
+    inside = ["ip", "netns", "exec", "distrt-try"]
+    works = made == 0 and subprocess.run([*inside, *shaped], capture_output=True).returncode == 0
+    subprocess.run(["ip", "netns", "del", "distrt-try"], capture_output=True)
+    return works
+
+
+def left_behind():
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    return [line for line in (links + names).splitlines() if "distrt-" in line]
+
+
+@pytest.mark.launches
+@pytest.mark.timeout(120)
+def test_two_hosts_of_two_ranks(tmp_path):
+    mpirun_path()
+    if not may_make_hosts():
+        pytest.skip("needs root, iproute2, util-linux and leave to make network namespaces")
+    report = tmp_path / "hosts.json"
+    options = ["--ranks-per-host", "2", "--sizes", "64,16K,256K", "--seconds", "0.1"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *options, "--json", str(report)],
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+        stdin=subprocess.DEVNULL,
+        timeout=100,
+    )
+    assert done.returncode == 0, done
+    facts = json.loads(report.read_text())
+    assert (facts["hosts"], facts["ranks"]) == (2, 4) and facts["goodput_bytes_per_s"] > 0
+    rows = {(row["size_bytes"], row["algorithm"]): row for row in facts["rows"]}
+    names = ("hierarchical", "ring", "halving_doubling")
+    assert set(rows) == {(size, name) for size in (64, 16384, 262144) for name in names}
+    for row in rows.values():
+        assert row["wrong"] == 0 and row["time_us"] > 0 and row["peer_time_us"] > 0
+    taken = {size: name for (size, name), row in rows.items() if row["default"]}
+    assert taken == {64: "halving_doubling", 16384: "halving_doubling", 262144: "hierarchical"}
+    assert done.stdout.count("\n") == 2 + len(rows)
+    assert left_behind() == []
