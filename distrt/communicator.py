@@ -437,6 +437,8 @@ class Communicator:
     def using(self, algorithm: str) -> Iterator[None]:
         """Take ``algorithm`` in all calls inside that can. All ranks must do so.
 
+        Waits for the calls in the background before it begins and ends.
+
         Args:
           algorithm: as DISTRT_ALGORITHM: a name, or "all_reduce=ring,broadcast=direct".
 

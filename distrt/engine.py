@@ -129,12 +129,15 @@ class Engine:
 
     @contextlib.contextmanager
     def using(self, algorithm: str) -> Iterator[None]:
-        """Take ``algorithm`` in all calls inside that can."""
-        before = self.choice
-        self._choose(before.forcing(algorithm))
+        """Take ``algorithm`` in all calls inside that can, those in the background too."""
+        # A call chooses when it begins, which in the background may be any time.
+        before, inside = self.choice, self.choice.forcing(algorithm)
+        self.queue.drain()
+        self._choose(inside)
         try:
             yield
         finally:
+            self.queue.drain()
             self._choose(before)
 
     def empty(self, like: Any, count: int, dtype: Any) -> Any:
@@ -175,7 +178,8 @@ class Engine:
 
     def notice(self) -> None:
         """Let the transport learn that a quick call was given up, so that it refuses others."""
-        if self.direct is not None and self.direct.channel.given_up:
+        given_up = self.direct is not None and self.direct.channel.given_up
+        if given_up and not self._transport.given_up:
             self._transport.give_up(lambda: False)
 
     def abandon(self) -> None:

@@ -179,6 +179,15 @@ class Queue:
         """Return the call that begins now in words, with its number."""
         return f"call #{self.transport.calls + 1} {what}" if self.counts else what
 
+    def drain(self) -> None:
+        """Wait until all calls made so far have ended, well or not. Not collective."""
+        while True:
+            try:
+                last = self._pending[-1]
+            except IndexError:
+                return
+            self._poller.wait(last)
+
     def submit(self, program: Program[_T], what: str) -> Work[_T]:
         """Make a call in the background; it begins once those before it have ended.
 

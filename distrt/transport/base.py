@@ -189,6 +189,11 @@ class Transport(abc.ABC):
                 "start it again from the last checkpoint"
             ) from self._cause
 
+    @property
+    def given_up(self) -> bool:
+        """Whether a call was given up, so that every later one is refused."""
+        return self._given_up is not None
+
     @final
     def give_up(self, step: Callable[[], bool], cause: BaseException | None = None) -> None:
         """Refuse every later call, because of ``cause``, and never free what ``step`` holds.

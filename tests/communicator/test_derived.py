@@ -63,6 +63,19 @@ def check_async_in_place(comm):
             assert (buffer == comm.size * k + sum(range(comm.size))).all()
 
 
+def check_using_holds_for_calls_in_the_background(comm):
+    # Rank 0 leaves the block late: its calls must not choose later than the others'.
+    ones = np.ones(3000)
+    for algorithm in ("ring", "halving_doubling", "auto"):
+        works = [comm.all_reduce(ones, async_op=True) for _ in range(3)]
+        with comm.using(algorithm):
+            assert all(work.done() for work in works)
+            works += [comm.all_reduce(ones, async_op=True) for _ in range(3)]
+            time.sleep(0.02 * (comm.rank == 0))
+        assert all(work.done() for work in works)
+        assert all((work.wait() == comm.size).all() for work in works)
+
+
 def check_async_errors(comm):
     # What is refused on one rank is told to all, when the work is waited for.
     work = comm.all_reduce("text" if comm.rank == 0 else np.ones(2), async_op=True)
