@@ -85,10 +85,16 @@ class Row(NamedTuple):
 # direct: on 2 and 4 ranks of one host it beats what MPI's messages can do at every size
 #   from 64 B to 64 MiB (docs/benchmarks/2026-12-01-direct.md), and so ours as well.
 # halving_doubling: 2 log2(n) messages one after the other, where a ring has 2 (n - 1): it wins
-#   while the messages' latency counts, which is longer where they cross a wire.
+#   while the messages' latency counts. Measured between 2 hosts of 2 ranks at 1 Gbit/s: 64 KiB
+#   1.2 ms where hierarchical takes 1.4, 1 MiB 9.1 ms and 8.7 (docs/benchmarks/2026-12-01-hosts.md).
+#   The more hosts, the longer their rings: from 64 ranks on by scripts/simulate_scaling.py, with
+#   8 ranks and 8 rails of 10 Gbit/s on a host. 4 MiB on 256 ranks: 4.1 ms where it has 5.5.
 DEFAULT: tuple[Row, ...] = (
     *(Row(verb, 2, "one", None, "direct") for verb in ALGORITHMS),
     Row("all_reduce", 2, "one", 16 << 10, "halving_doubling"),
+    Row("all_reduce", 1024, "many", 16 << 20, "halving_doubling"),
+    Row("all_reduce", 256, "many", 4 << 20, "halving_doubling"),
+    Row("all_reduce", 64, "many", 256 << 10, "halving_doubling"),
     Row("all_reduce", 2, "many", 64 << 10, "halving_doubling"),
     Row("all_reduce", 2, "many", None, "hierarchical"),
     *(
