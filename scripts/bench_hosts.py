@@ -35,13 +35,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 STREAM_BYTES = 64 << 20
+# Two runs at once have links, namespaces and addresses of their own.
+OWN = os.getpid() % 100_000
+BRIDGE, SUBNET = f"distrt-b{OWN}", f"10.78.{OWN % 250}"
 # What mpirun starts a host's part with, in place of ssh: OPTIONS HOST COMMAND.
 ENTER = """#!/bin/sh
 while [ $# -gt 0 ]; do
   case $1 in -[bcDEeFIiJLlmOopQRSWw]) shift 2;; -*) shift;; *) break;; esac
 done
 host=$1; shift
-case $host in 10.78.0.*) host=distrt-h${{host##*.}};; esac
+case $host in {subnet}.*) host=distrt-h${{host##*.}};; esac
 exec nsenter --net --uts --ipc --mount -t "$(cat {folder}/$host.pid)" -- \
   /bin/sh -c "cd '$PWD' && $*"
 """
@@ -79,16 +82,16 @@ def sh(*command: str) -> None:
 
 @contextlib.contextmanager
 def hosts(count: int, rate: str, folder: Path) -> Iterator[list[str]]:
-    """Make the hosts, joined by a bridge at 10.78.0.254; give their names."""
+    """Make the hosts, joined by a bridge; give their names."""
     names = [f"distrt-h{number}" for number in range(1, count + 1)]
-    entries = [f"10.78.0.{number} {name}\n" for number, name in enumerate(names, 1)]
-    table = f"127.0.0.1 localhost\n10.78.0.254 {socket.gethostname()}\n{''.join(entries)}"
+    entries = [f"{SUBNET}.{number} {name}\n" for number, name in enumerate(names, 1)]
+    table = f"127.0.0.1 localhost\n{SUBNET}.254 {socket.gethostname()}\n{''.join(entries)}"
     (folder / "hosts").write_text(table)
     holders: list[subprocess.Popen[bytes]] = []
     try:
-        sh("ip", "link", "add", "distrt-br", "type", "bridge")
-        sh("ip", "addr", "add", "10.78.0.254/24", "dev", "distrt-br")
-        sh("ip", "link", "set", "distrt-br", "up")
+        sh("ip", "link", "add", BRIDGE, "type", "bridge")
+        sh("ip", "addr", "add", f"{SUBNET}.254/24", "dev", BRIDGE)
+        sh("ip", "link", "set", BRIDGE, "up")
         for number, name in enumerate(names, 1):
             link(number, name, rate)
             holders.append(hold(name, folder))
@@ -101,22 +104,27 @@ def hosts(count: int, rate: str, folder: Path) -> Iterator[list[str]]:
                 os.killpg(holder.pid, signal.SIGKILL)
             holder.wait()
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-        subprocess.run(["ip", "link", "del", "distrt-br"], capture_output=True)
+            subprocess.run(["ip", "netns", "del", space(name)], capture_output=True)
+        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
+
+
+def space(name: str) -> str:
+    """Return the name of a host's network namespace."""
+    return f"{name}-{OWN}"
 
 
 def link(number: int, name: str, rate: str) -> None:
     """Make a host's network: a link to the bridge, of ``rate`` both ways."""
-    outer, inside = f"distrt-v{number}", ("ip", "-n", name)
-    sh("ip", "netns", "add", name)
-    sh("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name)
-    sh("ip", "link", "set", outer, "master", "distrt-br", "up")
-    sh(*inside, "addr", "add", f"10.78.0.{number}/24", "dev", "eth0")
+    outer, inside = f"distv{OWN}n{number}", ("ip", "-n", space(name))
+    sh("ip", "netns", "add", space(name))
+    sh("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space(name))
+    sh("ip", "link", "set", outer, "master", BRIDGE, "up")
+    sh(*inside, "addr", "add", f"{SUBNET}.{number}/24", "dev", "eth0")
     for device in ("eth0", "lo"):
         sh(*inside, "link", "set", device, "up")
     limit = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
     sh("tc", "qdisc", "add", "dev", outer, *limit)
-    sh("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", *limit)
+    sh("ip", "netns", "exec", space(name), "tc", "qdisc", "add", "dev", "eth0", *limit)
 
 
 def hold(name: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -126,7 +134,14 @@ def hold(name: str, folder: Path) -> subprocess.Popen[bytes]:
         f"mount --bind {folder}/hosts /etc/hosts && mount -t tmpfs none /dev/shm && "
         f"hostname {name} && exec sleep infinity"
     )
-    namespaces = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--ipc", "--mount"]
+    namespaces = [
+        "nsenter",
+        f"--net=/run/netns/{space(name)}",
+        "unshare",
+        "--uts",
+        "--ipc",
+        "--mount",
+    ]
     return subprocess.Popen([*namespaces, "sh", "-c", script], start_new_session=True)
 
 
@@ -137,7 +152,7 @@ def launch(options: argparse.Namespace, names: list[str], folder: Path) -> int:
     if mpirun is None:
         sys.exit("bench_hosts: no mpirun beside this Python or on the PATH")
     enter = folder / "enter"
-    enter.write_text(ENTER.format(folder=folder))
+    enter.write_text(ENTER.format(folder=folder, subnet=SUBNET))
     enter.chmod(0o755)
     shown = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     per_host = options.ranks_per_host
@@ -147,7 +162,7 @@ def launch(options: argparse.Namespace, names: list[str], folder: Path) -> int:
         flags += ["--prtemca", "plm_ssh_agent", str(enter), "--host", places]
         settings = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}
     else:
-        flags = ["-launcher", "ssh", "-launcher-exec", str(enter), "-iface", "distrt-br"]
+        flags = ["-launcher", "ssh", "-launcher-exec", str(enter), "-iface", BRIDGE]
         flags += ["-hosts", places]
         # UCX would go through shared memory, whatever the namespaces.
         settings = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}

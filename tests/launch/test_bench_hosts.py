@@ -19,19 +19,20 @@ def may_make_hosts():
     if os.geteuid() != 0 or not tools:
         return False
     # A container's root may be refused; making a namespace is the only way to know.
-    made = subprocess.run(["ip", "netns", "add", "distrt-try"], capture_output=True).returncode
+    name = f"distrt-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode
     shaped = ["tc", "qdisc", "add", "dev", "lo", "root", "tbf"]
     shaped += ["rate", "1gbit", "burst", "256kb", "latency", "50ms"]
-    inside = ["ip", "netns", "exec", "distrt-try"]
+    inside = ["ip", "netns", "exec", name]
     works = made == 0 and subprocess.run([*inside, *shaped], capture_output=True).returncode == 0
-    subprocess.run(["ip", "netns", "del", "distrt-try"], capture_output=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return works
 
 
-def left_behind():
+def left_behind(own):
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    return [line for line in (links + names).splitlines() if "distrt-" in line]
+    return [line for line in (links + names).splitlines() if "dist" in line and str(own) in line]
 
 
 @pytest.mark.launches
@@ -42,15 +43,20 @@ def test_two_hosts_of_two_ranks(tmp_path):
         pytest.skip("needs root, iproute2, util-linux and leave to make network namespaces")
     report = tmp_path / "hosts.json"
     options = ["--ranks-per-host", "2", "--sizes", "64,16K,256K", "--seconds", "0.1"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *options, "--json", str(report)],
-        capture_output=True,
+    command = [sys.executable, str(SCRIPT), *options, "--json", str(report)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         text=True,
         env=clean_environ(),
-        stdin=subprocess.DEVNULL,
-        timeout=100,
-    )
-    assert done.returncode == 0, done
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=100)
+        finally:
+            process.terminate()
+    assert process.returncode == 0, (out, err)
     facts = json.loads(report.read_text())
     assert (facts["hosts"], facts["ranks"]) == (2, 4) and facts["goodput_bytes_per_s"] > 0
     rows = {(row["size_bytes"], row["algorithm"]): row for row in facts["rows"]}
@@ -60,5 +66,5 @@ def test_two_hosts_of_two_ranks(tmp_path):
         assert row["wrong"] == 0 and row["time_us"] > 0 and row["peer_time_us"] > 0
     taken = {size: name for (size, name), row in rows.items() if row["default"]}
     assert taken == {64: "halving_doubling", 16384: "halving_doubling", 262144: "hierarchical"}
-    assert done.stdout.count("\n") == 2 + len(rows)
-    assert left_behind() == []
+    assert out.count("\n") == 2 + len(rows)
+    assert left_behind(process.pid % 100_000) == []
