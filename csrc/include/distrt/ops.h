@@ -79,17 +79,18 @@ struct Copy {
     }
 };
 
-// out = op(partial, local)
-template <class Op, class T>
-DISTRT_FN void fold(Acc<T>* out, const Acc<T>* partial, const T* local, i64 count) {
-    each(count, Combine<Op>{}, Out<Acc<T>>{out}, In<Acc<T>>{partial}, In<T>{local});
+// out = op(partial, local). P: the partial result's type, the accumulators' or, where it is one
+// rank's own elements, theirs.
+template <class Op, class T, class P>
+DISTRT_FN void fold(Acc<T>* out, const P* partial, const T* local, i64 count) {
+    each(count, Combine<Op>{}, Out<Acc<T>>{out}, In<P>{partial}, In<T>{local});
 }
 
 // The last fold: out = op(partial, local) / divisor, rounded once. Integers are not divided.
-template <class Op, class T>
-DISTRT_FN void finish(T* out, const Acc<T>* partial, const T* local, i64 count, f64 divisor) {
+template <class Op, class T, class P>
+DISTRT_FN void finish(T* out, const P* partial, const T* local, i64 count, f64 divisor) {
     const Out<T> to{out};
-    const In<Acc<T>> travelled{partial};
+    const In<P> travelled{partial};
     const In<T> own{local};
     if constexpr (is_real<T>) {
         if (divisor != 1) {
