@@ -1,7 +1,8 @@
-// Kernels, host build: the variant for x86 processors with AVX2. No FMA: the bits must agree.
-#include "distrt/platform.h"
-#if DISTRT_X86
-#pragma GCC target("avx2")
+// Kernels, host build: the variant for x86 processors with AVX2 and F16C. No FMA: the bits must
+// agree. The target comes before every header, since it holds for what follows it.
+#if defined(__x86_64__)
+#pragma GCC target("avx2,f16c")
 #define DISTRT_VARIANT avx2
+#include "vectors_avx2.h"
 #include "instantiate.h"
 #endif

@@ -26,7 +26,8 @@ struct Runnable {
     Runnable() {
 #if DISTRT_X86
         __builtin_cpu_init();
-        if (__builtin_cpu_supports("avx2")) variants[count++] = &avx2;
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+            variants[count++] = &avx2;
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
             variants[count++] = &avx512;

@@ -177,10 +177,8 @@ PyObject* select(PyObject*, PyObject* name) {
     return nullptr;
 }
 
-const Kernel* table() { return host::active().kernels; }
-
 PyObject* kernels(PyObject*, PyObject*) {
-    return PyCapsule_New(reinterpret_cast<void*>(table), "distrt._host.kernels", nullptr);
+    return PyCapsule_New(reinterpret_cast<void*>(host::active), "distrt._host.kernels", nullptr);
 }
 
 PyObject* set_gil_threshold(PyObject*, PyObject* value) {

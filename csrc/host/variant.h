@@ -30,9 +30,15 @@ enum Index {
 };
 }  // namespace index
 
+// Rows of DISTRT_HALF_ROWS.
+constexpr int half_rows = index::fold_sum_f32 - index::fold_sum_f16;
+
+// The pair kernels are folds and finishes whose partial result is a rank's own elements, of a
+// half type: what two ranks in shared memory need is then read once and widened in registers.
 struct Variant {
     const char* isa;
     Kernel kernels[index::count];
+    Kernel pair_folds[half_rows], pair_finishes[half_rows];
 };
 
 extern const Variant baseline, avx2, avx512;

@@ -260,7 +260,7 @@ PyType_Slot channel_slots[] = {
 PyType_Spec channel_spec = {"distrt._shared.Channel", sizeof(ChannelObject), 0,
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, channel_slots};
 
-// configure(kernel capsule, op members, rows of (type, lanes, itemsize, folds, finishes, widen),
+// configure(kernel capsule, op members, rows of (type, lanes, itemsize, folds, finishes),
 // InvalidArgumentError)
 PyObject* configure(PyObject*, PyObject* args) {
     PyObject *capsule, *members, *table, *error;
@@ -269,7 +269,7 @@ PyObject* configure(PyObject*, PyObject* args) {
         return nullptr;
     void* pointer = PyCapsule_GetPointer(capsule, "distrt._host.kernels");
     if (pointer == nullptr) return nullptr;
-    tables.kernels = reinterpret_cast<host::Kernel const* (*)()>(pointer);
+    tables.active = reinterpret_cast<const host::Variant& (*)()>(pointer);
     for (int i = 0; i < ops; ++i) tables.op_members[i] = Py_NewRef(PyTuple_GetItem(members, i));
     tables.invalid_argument = Py_NewRef(error);
     tables.rows.clear();
@@ -278,9 +278,9 @@ PyObject* configure(PyObject*, PyObject* args) {
         long long itemsize;
         int* f = row.fold;
         int* g = row.finish;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(table, i), "iiL(iiiii)(iiiii)i", &row.type,
+        if (!PyArg_ParseTuple(PyTuple_GetItem(table, i), "iiL(iiiii)(iiiii)", &row.type,
                               &row.lanes, &itemsize, f, f + 1, f + 2, f + 3, f + 4, g, g + 1,
-                              g + 2, g + 3, g + 4, &row.widen))
+                              g + 2, g + 3, g + 4))
             return nullptr;
         row.itemsize = itemsize;
         tables.rows.push_back(row);

@@ -18,12 +18,12 @@ constexpr int ops = 5, op_mean = 1;
 struct Row {
     int type = -1, lanes = 1;
     int64_t itemsize = 1;  // of a kernel element; an array element has `lanes` of them
-    int fold[ops], finish[ops], widen = -1;  // kernels by their index in distrt._host, or -1
+    int fold[ops], finish[ops];  // kernels by their index in distrt._host, or -1
 };
 
 struct Tables {
     std::vector<Row> rows;
-    host::Kernel const* (*kernels)() = nullptr;
+    const host::Variant& (*active)() = nullptr;
     PyObject* op_members[ops] = {};         // distrt.reduce_op.ReduceOp's, in this order
     PyObject* invalid_argument = nullptr;   // distrt.errors.InvalidArgumentError
 
@@ -36,14 +36,7 @@ struct Tables {
     // A type's place in the table: equal on all ranks, as the numbers of added types need not be.
     int place(const Row& row) const { return static_cast<int>(&row - rows.data()); }
     Reduction reduction(const Row& row, int op, double divisor) const {
-        host::Kernel const* table = kernels();
-        Reduction made;
-        made.fold = reinterpret_cast<host::Fold>(table[row.fold[op]]);
-        made.finish = reinterpret_cast<host::Finish>(table[row.finish[op]]);
-        if (row.widen >= 0) made.widen = reinterpret_cast<host::Widening>(table[row.widen]);
-        made.itemsize = row.itemsize;
-        made.divisor = divisor;
-        return made;
+        return Reduction::make(active(), row.fold[op], row.finish[op], row.itemsize, divisor);
     }
 };
 extern Tables tables;

@@ -74,9 +74,7 @@ def _rows() -> tuple[Any, ...]:
             )
             for verb in ("fold", "finish")
         )
-        widens = kernel.accumulator != kernel.name
-        widen = index[kernel_name("widen", kernel)] if widens else -1
-        rows.append((row.numpy.num, row.lanes, kernel.numpy.itemsize, folds, finishes, widen))
+        rows.append((row.numpy.num, row.lanes, kernel.numpy.itemsize, folds, finishes))
     return tuple(rows)
 
 

@@ -29,11 +29,6 @@ void check(bool fine, const char* what, int rank, int round) {
     std::_Exit(2);
 }
 
-template <class Function>
-Function kernel(int index) {
-    return reinterpret_cast<Function>(host::baseline.kernels[index]);
-}
-
 // int32, and bfloat16 whose partial results are float32. Sums stay below 256: exact in both.
 struct Type {
     int64_t itemsize;
@@ -41,12 +36,10 @@ struct Type {
 
     static Type make(bool half) {
         using namespace host::index;
-        Type type{half ? 2 : 4, {}};
-        type.reduction.fold = kernel<host::Fold>(half ? fold_sum_bf16 : fold_sum_i32);
-        type.reduction.finish = kernel<host::Finish>(half ? finish_sum_bf16 : finish_sum_i32);
-        type.reduction.widen = half ? kernel<host::Widening>(widen_bf16) : nullptr;
-        type.reduction.itemsize = type.itemsize;
-        return type;
+        const int64_t itemsize = half ? 2 : 4;
+        const int fold = half ? fold_sum_bf16 : fold_sum_i32;
+        const int finish = half ? finish_sum_bf16 : finish_sum_i32;
+        return {itemsize, Reduction::make(host::baseline, fold, finish, itemsize, 1)};
     }
     void put(char* at, int64_t index, int value) const {
         const float real = static_cast<float>(value);

@@ -30,7 +30,9 @@ struct bf16 {
 
 static_assert(sizeof(i16) == 2 && sizeof(i32) == 4 && sizeof(i64) == 8, "LP64 or alike");
 
-// What a storage type computes in (`acc`) and the way there and back.
+// What a storage type computes in (`acc`) and the way there and back. A NaN keeps its sign and the
+// upper bits of its payload; float16 makes it quiet both ways, bfloat16 where it is rounded, as
+// processors with instructions for them do.
 template <class T>
 struct Storage {
     using acc = T;
@@ -48,7 +50,8 @@ struct Storage<f16> {
         const u32 magnitude = (x.bits & 0x7fffu) << 13;
         const u32 exponent = magnitude & 0x0f800000u;
         const u32 special = exponent == 0x0f800000u ? 112u << 23 : 0u;
-        const u32 normal = magnitude + (112u << 23) + special;
+        const u32 quiet = magnitude > 0x0f800000u ? 1u << 22 : 0u;
+        const u32 normal = (magnitude + (112u << 23) + special) | quiet;
         const u32 subnormal = to_bits(from_bits(magnitude + (113u << 23)) - from_bits(113u << 23));
         const u32 sign = (x.bits & 0x8000u) << 16;
         return from_bits(sign | (exponent == 0 ? subnormal : normal));
@@ -65,7 +68,8 @@ struct Storage<f16> {
         const u32 subnormal = to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f);
         const u32 finite = magnitude < 113u << 23 ? subnormal : normal;
         const u32 bounded = magnitude >= 143u << 23 ? 0x7c00u : finite;
-        const u32 result = magnitude > 0x7f800000u ? 0x7e00u : bounded;
+        const u32 quiet = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+        const u32 result = magnitude > 0x7f800000u ? quiet : bounded;
         return {static_cast<u16>(((bits >> 16) & 0x8000u) | result)};
     }
 };
@@ -76,8 +80,8 @@ struct Storage<bf16> {
 
     static DISTRT_FN f32 widen(bf16 x) { return from_bits(static_cast<u32>(x.bits) << 16); }
 
-    // The upper half of a float32, to nearest, ties to even. A NaN keeps its upper bits and is
-    // made quiet, since rounding could carry it into infinity.
+    // The upper half of a float32, to nearest, ties to even. A NaN is not rounded, since that
+    // could carry it into infinity.
     static DISTRT_FN bf16 narrow(f32 x) {
         const u32 bits = to_bits(x);
         const u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -89,7 +93,7 @@ struct Storage<bf16> {
 template <class T>
 using Acc = typename Storage<T>::acc;
 
-// Whether T has fractions: one half survives only there.
+// Whether T has fractions: one half survives only there. A vector has those of its elements.
 template <class T>
 constexpr bool is_real = Acc<T>(0.5) != Acc<T>(0);
 

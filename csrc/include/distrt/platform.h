@@ -1,9 +1,10 @@
 // Kernels, shared by both builds: how a kernel is declared and how it walks over its arrays.
 //
 // This is the only file that knows which build it is in. The host build loops over the elements
-// and leaves vectors to the compiler; the CUDA build spreads them over a grid in packs of 16
-// bytes. Every other header says what happens to one element. Includes nothing, not even the
-// standard library, because NVRTC has none.
+// and leaves vectors to the compiler, but for half types, which it takes in the vectors that a
+// variant offers; the CUDA build spreads them over a grid in packs of 16 bytes. Every other header
+// says what happens to one element, or to a vector of them, in accumulators. Includes nothing,
+// not even the standard library, because NVRTC has none.
 #pragma once
 
 #ifdef DISTRT_CUDA
@@ -25,6 +26,10 @@
 namespace distrt {
 namespace {
 
+// How elements are stored, and what they are computed in; dtype.h says it for every type.
+template <class T>
+struct Storage;
+
 // One array of a kernel: what is loaded before an element is computed and stored after it.
 // Streams may be the same array, element on element; they never overlap in another way.
 template <class T, class Pointer, bool Loads, bool Stores>
@@ -41,6 +46,27 @@ using Out = Stream<T, T*, false, true>;
 template <class T>
 using InOut = Stream<T, T*, true, true>;
 
+// One element on its way through a kernel: widened where it is loaded, rounded where it is stored.
+template <class S>
+struct Element {
+    using Stored = Storage<typename S::Value>;
+    decltype(*S::data) place;
+    typename Stored::acc value;
+
+    DISTRT_FN explicit Element(decltype(*S::data) at) : place(at) {
+        if constexpr (S::loads) value = Stored::widen(place);
+    }
+    DISTRT_FN void store() const {
+        if constexpr (S::stores) place = Stored::narrow(value);
+    }
+};
+
+template <class F, class... E>
+DISTRT_FN void compute(const F& f, E... elements) {
+    f(elements.value...);
+    (elements.store(), ...);
+}
+
 #ifdef DISTRT_CUDA
 
 template <class T, int lanes>
@@ -50,6 +76,7 @@ struct alignas(sizeof(T) * lanes < 16 ? sizeof(T) * lanes : 16) Pack {
 
 template <int lanes, class S>
 struct Held {
+    using One = Element<S>;
     using Packed = Pack<typename S::Value, lanes>;
     S stream;
     Packed pack;
@@ -65,7 +92,7 @@ struct Held {
 template <int lanes, class F, class... H>
 DISTRT_FN void through_packs(const F& f, H... held) {
 #pragma unroll
-    for (int lane = 0; lane < lanes; ++lane) f(held.pack.lane[lane]...);
+    for (int lane = 0; lane < lanes; ++lane) compute(f, typename H::One(held.pack.lane[lane])...);
     (held.store(), ...);
 }
 
@@ -73,7 +100,7 @@ DISTRT_FN bool aligned(const void* address) {
     return reinterpret_cast<unsigned long long>(address) % 16 == 0;
 }
 
-// Calls f(element of each stream) for all `count` elements. The last stream must have the
+// Calls f(value of each stream) for all `count` elements. The last stream must have the
 // narrowest elements: its first 16-byte boundary is where packs begin. Where another stream has
 // no boundary there, every element goes alone. Elements before and after the packs form the rest,
 // whose loop stays rolled: unrolled, it would double the code and take registers from the packs.
@@ -97,7 +124,7 @@ DISTRT_FN void each_from(long long count, const F& f, Last last, Before... befor
 #pragma unroll 1
     for (long long k = first; k < count - bulk; k += stride) {
         const long long i = k < head ? k : k + bulk;
-        f(before.data[i]..., last.data[i]);
+        compute(f, Element<Before>(before.data[i])..., Element<Last>(last.data[i]));
     }
 }
 
@@ -121,13 +148,44 @@ DISTRT_FN double square_root(double x) { return sqrt(x); }
 
 #else
 
-// Calls f(element of each stream) for all `count` elements. ivdep: streams are either the same
+// The vectors in which a variant computes elements of type T. Compilers do not find the
+// processor's instructions that convert halves, so a variant that has some specialises this, and
+// for float32, which travels with halves: `halves` tells them apart, `lanes` are as many for all,
+// and load() and store() convert. The operators of a vector are those of its elements.
+template <class T>
+struct Vector {
+    static constexpr bool halves = false;
+};
+
+template <class S>
+struct Elements {
+    using Stored = Vector<typename S::Value>;
+    decltype(S::data) place;
+    typename Stored::Wide value;
+
+    DISTRT_FN explicit Elements(decltype(S::data) at) : place(at) {
+        if constexpr (S::loads) value = Stored::load(place);
+    }
+    DISTRT_FN void store() const {
+        if constexpr (S::stores) Stored::store(place, value);
+    }
+};
+
+template <class S, class...>
+constexpr int lanes_of = Vector<typename S::Value>::lanes;
+
+// Calls f(value of each stream) for all `count` elements. ivdep: streams are either the same
 // array or apart, so no element depends on another one; without it an in-place fold would fail
 // the compiler's overlap check and run element by element.
 template <class F, class... S>
 DISTRT_FN void each(long long count, const F& f, S... streams) {
+    long long i = 0;
+    if constexpr ((Vector<typename S::Value>::halves || ...)) {
+        constexpr int lanes = lanes_of<S...>;
+        for (; i <= count - lanes; i += lanes) compute(f, Elements<S>(streams.data + i)...);
+    }
 #pragma GCC ivdep
-    for (long long i = 0; i < count; ++i) f(streams.data[i]...);
+    for (; i < count; ++i) compute(f, Element<S>(streams.data[i])...);
 }
 
 DISTRT_FN unsigned int to_bits(float x) {

@@ -11,45 +11,37 @@
 namespace distrt {
 namespace {
 
-template <class T>
+template <class R>
 struct SgdPlain {
-    Acc<T> lr;
-    DISTRT_FN void operator()(T& param, const T& grad) const {
-        using S = Storage<T>;
-        param = S::narrow(S::widen(param) - S::widen(grad) * lr);
+    R lr;
+    template <class A>
+    DISTRT_FN void operator()(A& param, const A& grad) const {
+        param = param - grad * lr;
     }
 };
 
-template <class T, bool nesterov>
+template <class R, bool nesterov>
 struct SgdMomentum {
-    Acc<T> lr, momentum;
-    DISTRT_FN void operator()(T& param, T& velocity, const T& grad) const {
-        using S = Storage<T>;
-        const Acc<T> step = S::widen(grad) * lr;
-        const Acc<T> v = momentum * S::widen(velocity) - step;
-        const Acc<T> w = S::widen(param);
-        velocity = S::narrow(v);
+    R lr, momentum;
+    template <class A>
+    DISTRT_FN void operator()(A& param, A& velocity, const A& grad) const {
+        const A step = grad * lr;
+        velocity = momentum * velocity - step;
         if constexpr (nesterov)
-            param = S::narrow(w + (momentum * v - step));
+            param = param + (momentum * velocity - step);
         else
-            param = S::narrow(w + v);
+            param = param + velocity;
     }
 };
 
-template <class T>
+template <class R>
 struct Adam {
-    Acc<T> alpha, rest1, rest2, epsilon;
-    DISTRT_FN void operator()(T& param, T& m, T& v, const T& grad) const {
-        using S = Storage<T>;
-        const Acc<T> g = S::widen(grad);
-        const Acc<T> m_old = S::widen(m);
-        const Acc<T> v_old = S::widen(v);
-        const Acc<T> m_new = m_old + (g - m_old) * rest1;
-        const Acc<T> v_new = v_old + (g * g - v_old) * rest2;
-        const Acc<T> w = S::widen(param) - (m_new * alpha) / (square_root(v_new) + epsilon);
-        m = S::narrow(m_new);
-        v = S::narrow(v_new);
-        param = S::narrow(w);
+    R alpha, rest1, rest2, epsilon;
+    template <class A>
+    DISTRT_FN void operator()(A& param, A& m, A& v, const A& grad) const {
+        m = m + (grad - m) * rest1;
+        v = v + (grad * grad - v) * rest2;
+        param = param - (m * alpha) / (square_root(v) + epsilon);
     }
 };
 
@@ -62,18 +54,18 @@ DISTRT_FN void sgd(T* param, const T* grad, T* velocity, i64 count, f64 lr, f64 
     const InOut<T> w{param}, v{velocity};
     const In<T> g{grad};
     if (velocity == nullptr)
-        each(count, SgdPlain<T>{rate}, w, g);
+        each(count, SgdPlain<Acc<T>>{rate}, w, g);
     else if (nesterov)
-        each(count, SgdMomentum<T, true>{rate, keep}, w, v, g);
+        each(count, SgdMomentum<Acc<T>, true>{rate, keep}, w, v, g);
     else
-        each(count, SgdMomentum<T, false>{rate, keep}, w, v, g);
+        each(count, SgdMomentum<Acc<T>, false>{rate, keep}, w, v, g);
 }
 
 // `alpha` is the bias-corrected rate lr * sqrt(1 - beta2^t) / (1 - beta1^t).
 template <class T>
 DISTRT_FN void adam(T* param, const T* grad, T* m, T* v, i64 count, f64 alpha, f64 beta1,
                     f64 beta2, f64 epsilon) {
-    const Adam<T> step{static_cast<Acc<T>>(alpha), static_cast<Acc<T>>(1 - beta1),
+    const Adam<Acc<T>> step{static_cast<Acc<T>>(alpha), static_cast<Acc<T>>(1 - beta1),
                        static_cast<Acc<T>>(1 - beta2), static_cast<Acc<T>>(epsilon)};
     each(count, step, InOut<T>{param}, InOut<T>{m}, InOut<T>{v}, In<T>{grad});
 }
