@@ -6,18 +6,22 @@
 
 The columns are those of nccl-tests: size, count, type, redop, time, algbw (bytes by
 time), busbw (what each link must carry), in decimal GB/s, and the number of wrong
-elements, out of place and in place. "mpi" is the same call by MPI itself. Both are
-measured in turn within one run (ours, theirs, ours, theirs), each call by its
-slowest rank, and the median is shown: on a shared machine only what alternates
-can be compared.
+elements, out of place and in place. The peer is the same call by MPI itself, or with
+--peer gloo by torch.distributed (bench_peers.py). Both are measured in turn within one
+run (ours, theirs, ours, theirs), each call by its slowest rank, and the median is shown:
+on a shared machine only what alternates can be compared.
 
 --cycle (default) shows what training pays: each rank writes fresh input, calls, and
 reads the whole result; the time is that of this cycle less that of the same cycle
 without the call. --repeat times the call alone on untouched buffers, as the OSU
 tests do, which flatters shared memory. "limit" is the same memory traffic without
 any synchronisation, in the same cycles of the same run, and "% limit" the share of it
-that the call's own time reaches. A wrong element fails the run, and so does a call of
-1 MiB or more that is over 5 % faster than its limit.
+that the call's own time reaches. Between hosts it is the wire (bench_wire.py): what the
+call must carry over a host's link, at the TCP goodput measured in the same run, or at
+--wire-gbps. A wrong element fails the run, and so does a call of 1 MiB or more (16 MiB
+between hosts) that is over 5 % faster than its limit.
+
+--plot FILE.png draws time, or busbw, against size (bench_plot.py).
 """
 
 import argparse
@@ -28,7 +32,12 @@ import platform
 import sys
 import time
 
+import bench_plot
+import bench_wire
+import ml_dtypes  # noqa: F401  gives NumPy the name bfloat16
 import numpy as np
+from bench_peers import PEERS, MissingError, peer_of
+from bench_report import header, problem_with, text_of, title
 
 import distrt
 
@@ -42,17 +51,17 @@ BUS = {
     "broadcast": lambda n: 1.0,
 }
 IN_PLACE = ("all_reduce", "broadcast")
-# What n ranks make of own, own + 1, ... own + n - 1, and MPI's nearest op (it has no mean).
+# What n ranks make of own, own + 1, ... own + n - 1.
 OPS = {
-    "SUM": (lambda own, n: own * n + n * (n - 1) // 2, "SUM"),
-    "MEAN": (lambda own, n: own + (n - 1) / 2, "SUM"),
-    "MIN": (lambda own, n: own, "MIN"),
-    "MAX": (lambda own, n: own + n - 1, "MAX"),
-    "PROD": (lambda own, n: np.prod([own + r for r in range(n)], axis=0), "PROD"),
+    "SUM": lambda own, n: own * n + n * (n - 1) // 2,
+    "MEAN": lambda own, n: own + (n - 1) / 2,
+    "MIN": lambda own, n: own,
+    "MAX": lambda own, n: own + n - 1,
+    "PROD": lambda own, n: np.prod([own + r for r in range(n)], axis=0),
 }
 
 
-# 1. The verbs: buffers, how distrt and MPI are asked, and the right answer. Rank r
+# 1. The verbs: buffers, how distrt is asked, and the right answer. Rank r
 # fills its input with pattern(count) + r, so every result is known in closed form.
 def pattern(count, dtype):
     return (np.arange(count) % 5).astype(dtype)
@@ -72,8 +81,8 @@ def expected(verb, op, lengths, rank, n, dtype):
     own = pattern(lengths[0], dtype).astype(np.float64)
     part = lengths[0] // n
     return {
-        "all_reduce": lambda: OPS[op][0](own, n),
-        "reduce_scatter": lambda: OPS[op][0](own, n)[rank * part : (rank + 1) * part],
+        "all_reduce": lambda: OPS[op](own, n),
+        "reduce_scatter": lambda: OPS[op](own, n)[rank * part : (rank + 1) * part],
         "all_gather": lambda: np.concatenate([own + r for r in range(n)]),
         "all_to_all": lambda: np.concatenate(
             [(own + r)[rank * part : (rank + 1) * part] for r in range(n)]
@@ -91,44 +100,6 @@ def our_call(comm, verb, op, source, target):
         "all_to_all": lambda: comm.all_to_all(source, out=target),
         "broadcast": lambda: comm.broadcast(source, 0, out=target),
     }[verb]
-
-
-def mpi_call(verb, op, source, target):
-    """Return MPI's call on these arrays, or None where this MPI has no such type."""
-    # distrt has started MPI by now; imported earlier, mpi4py would.
-    from mpi4py import MPI
-
-    comm, place, op = MPI.COMM_WORLD, source is target, getattr(MPI, OPS[op][1])
-    # Halves view as bytes where they only move.
-    type_of = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE, "int32": MPI.INT32_T}
-    kind = type_of.get(source.dtype.name)
-    if kind is None and verb in ("all_reduce", "reduce_scatter"):
-        kind = half_type(MPI, source.dtype.name)
-        if kind is None:
-            return None
-    if kind is None:
-        kind, source, target = MPI.BYTE, source.view(np.uint8), target.view(np.uint8)
-    given, result = [source, kind], [target, kind]
-    if verb == "broadcast":
-
-        def broadcast():
-            if comm.rank == 0 and not place:
-                target[...] = source
-            comm.Bcast(result, 0)
-
-        return broadcast
-    return {
-        "all_reduce": lambda: comm.Allreduce(MPI.IN_PLACE if place else given, result, op),
-        "reduce_scatter": lambda: comm.Reduce_scatter_block(given, result, op=op),
-        "all_gather": lambda: comm.Allgather(given, result),
-        "all_to_all": lambda: comm.Alltoall(given, result),
-    }[verb]
-
-
-def half_type(MPI, name):
-    """Return MPI's type of a half, which most MPIs have for float16 only, or None."""
-    kind = getattr(MPI, {"float16": "FLOAT16_T", "bfloat16": "BFLOAT16_T"}.get(name, ""), None)
-    return None if kind is None or kind == MPI.DATATYPE_NULL else kind
 
 
 # 2. Timing. A cycle writes the input, calls, and reads the whole result; what the
@@ -196,7 +167,7 @@ def net(medians, column, options):
 
 
 # 3. One row: a verb, a size, in or out of place.
-def run_row(comm, verb, count, in_place, options):
+def run_row(comm, peer, verb, count, in_place, options):
     make = distrt.empty if options.registered else np.empty
     dtype, n = np.dtype(options.dtype), comm.size
     lengths = shapes(verb, count, n)
@@ -213,21 +184,46 @@ def run_row(comm, verb, count, in_place, options):
 
     wrong = count_wrong()
     calls, cycles = [ours], [cycle]
-    if options.peer == "mpi":
-        plain = np.empty(lengths[0], dtype)
-        result = plain if in_place else np.empty(lengths[1], dtype)
-        call = mpi_call(verb, options.op, plain, result)
-        if call is not None:
-            calls.append(call)
-            cycles.append(Cycle(plain, result, comm.rank))
+    peer_dtype = peer and peer.dtype_for(verb, dtype)
+    if peer_dtype is not None:
+        plain = np.empty(lengths[0], peer_dtype)
+        result = plain if in_place else np.empty(lengths[1], peer_dtype)
+        calls.append(peer.call(verb, options.op, plain, result))
+        cycles.append(Cycle(plain, result, comm.rank))
     medians = measure(comm, calls, cycles, options)
     wrong += count_wrong()
-    limit = None
-    if options.limit and comm.algorithm_for(verb) == "direct":
-        with comm.unsynchronised(ours):
-            limit = measure_alone(ours, cycle, options)
-        limit = float(comm.all_reduce(np.float64(limit), "MAX"))
-    return row_of(comm, verb, lengths, in_place, wrong, medians, limit, len(calls) > 1, options)
+    size_bytes = max(lengths) * dtype.itemsize
+    row = {
+        "verb": verb,
+        "size_bytes": size_bytes,
+        "count": max(lengths),
+        "dtype": options.dtype,
+        "op": options.op if verb in ("all_reduce", "reduce_scatter") else "none",
+        "algorithm": comm.algorithm_for(verb, size_bytes),
+        "registered": options.registered,
+        "in_place": in_place,
+        "wrong": wrong,
+        "peer": None if peer_dtype is None else options.peer,
+        "peer_dtype": None if peer_dtype is None else peer_dtype.name,
+    }
+    limit = limit_of(comm, ours, cycle, row, options)
+    return row | times_of(comm, row, medians, limit, options)
+
+
+def limit_of(comm, call, cycle, row, options):
+    """Return the seconds that the call takes at least, or None where nothing is known."""
+    if not options.limit:
+        return None
+    if options.nodes > 1:
+        rate, size = options.wire_gbps, row["size_bytes"]
+        if rate is None:
+            return None
+        return bench_wire.seconds(row["verb"], size, options.nodes, comm.size, rate * 1e9)
+    if row["algorithm"] != "direct":
+        return None
+    with comm.unsynchronised(call):
+        alone = measure_alone(call, cycle, options)
+    return float(comm.all_reduce(np.float64(alone), "MAX"))
 
 
 def measure_alone(call, cycle, options):
@@ -239,65 +235,21 @@ def measure_alone(call, cycle, options):
     return float(np.median(times))
 
 
-def row_of(comm, verb, lengths, in_place, wrong, medians, limit, has_peer, options):
-    size_bytes = max(lengths) * np.dtype(options.dtype).itemsize
+def times_of(comm, row, medians, limit, options):
     call, shown = net(medians, 0, options)
-    peer_call, peer_shown = net(medians, 1, options) if has_peer else (None, None)
-    algbw = size_bytes / call / 1e9
+    peer_call, peer_shown = net(medians, 1, options) if row["peer"] else (None, None)
+    algbw = row["size_bytes"] / call / 1e9
     micro = lambda seconds: None if seconds is None else seconds * 1e6  # noqa: E731
     return {
-        "verb": verb,
-        "size_bytes": size_bytes,
-        "count": max(lengths),
-        "dtype": options.dtype,
-        "op": options.op if verb in ("all_reduce", "reduce_scatter") else "none",
-        "algorithm": comm.algorithm_for(verb),
-        "registered": options.registered,
-        "in_place": in_place,
         "time_us": micro(call),
         "cycle_us": micro(shown),
         "algbw_gbps": algbw,
-        "busbw_gbps": algbw * BUS[verb](comm.size),
-        "wrong": wrong,
-        "peer": options.peer if has_peer else None,
+        "busbw_gbps": algbw * BUS[row["verb"]](comm.size),
         "peer_time_us": micro(peer_call),
         "peer_cycle_us": micro(peer_shown),
         "limit_us": micro(limit),
+        "limit": None if limit is None else "wire" if options.nodes > 1 else "memory",
     }
-
-
-HEADER = (
-    "#       size       count     type  redop place |    time  algbw  busbw #wrong |    net us"
-    " |   mpi net vs mpi | % limit"
-)
-
-
-def text_of(row):
-    ours, peer, limit = row["cycle_us"], row["peer_cycle_us"], row["limit_us"]
-    return (
-        f"{row['size_bytes']:>12} {row['count']:>11} {row['dtype']:>8} {row['op']:>6} "
-        f"{'in' if row['in_place'] else 'out':>5} | {row['time_us']:>7.1f} "
-        f"{row['algbw_gbps']:>6.2f} {row['busbw_gbps']:>6.2f} {row['wrong']:>6} | "
-        + (f"{ours:>9.2f} | " if ours else f"{'-':>9} | ")
-        + (f"{peer:>9.2f}" if peer else f"{'-':>9}")
-        + (f" {peer / ours:>5.2f}x" if peer and ours else f" {'-':>6}")
-        + (f" | {100 * limit / row['time_us']:>6.0f} %" if limit else f" | {'-':>8}")
-    )
-
-
-def problem_with(row):
-    """Return why a row cannot be right, or an empty text."""
-    if row["wrong"]:
-        return f"{row['verb']} of {row['size_bytes']} bytes: {row['wrong']} wrong elements"
-    limit = row["limit_us"]
-    # Below 20 us the two are within the clock's and the scheduler's noise.
-    if limit and limit > 20 and limit > 1.05 * row["time_us"] and row["size_bytes"] >= 1 << 20:
-        share = 100 * limit / row["time_us"]
-        return (
-            f"{row['verb']} of {row['size_bytes']} bytes took {share:.0f} % of its limit's speed: "
-            "the limit or the call was disturbed, run it again"
-        )
-    return ""
 
 
 def main():
@@ -305,7 +257,17 @@ def main():
     if options.algorithm:
         os.environ["DISTRT_ALGORITHM"] = options.algorithm
     world = distrt.world()
-    comm = world.communicator
+    comm, chief = world.communicator, world.communicator.rank == 0
+    options.nodes = world.topology.nodes
+    if chief and options.plot:
+        bench_plot.pyplot()  # a plot that cannot be drawn is better known before than after
+    try:
+        peer = peer_of(options.peer, world)
+    except MissingError as error:
+        sys.exit(f"bench_collectives: {error}" if chief else 1)
+    if options.nodes > 1 and options.limit and options.wire_gbps is None:
+        rate = bench_wire.goodput(world)
+        options.wire_gbps = rate and rate / 1e9
     trip = comm.flag_round_trip()
     report = {
         "ranks": comm.size,
@@ -313,36 +275,42 @@ def main():
         "mpi": world.library,
         "machine": f"{platform.processor() or platform.machine()}, {platform.system()}",
         "flag_round_trip_us": None if trip is None else trip * 1e6,
+        "wire_gbps": options.wire_gbps,
         "rows": [],
     }
-    chief = comm.rank == 0
     if chief:
-        flag = "no shared memory" if trip is None else f"flag round trip {trip * 1e6:.2f} us"
-        kind = "registered" if options.registered else "plain"
-        mode = "net cost in a write, call, read cycle" if options.cycle else "call alone, repeated"
-        print(f"# {comm.size} ranks on {world.topology.nodes} host(s), {world.library}; {flag}")
-        print(f"# {kind} arrays; net us: {mode}; medians of the slowest rank", flush=True)
-    problems = []
+        print(title(report, peer, options), flush=True)
     for verb in options.verbs:
-        if chief:
-            print(f"# {verb}, {comm.algorithm_for(verb)}\n{HEADER}", flush=True)
-        for size in options.sizes:
-            count = max(1, size // np.dtype(options.dtype).itemsize)
-            for in_place in (False, True) if verb in IN_PLACE else (False,):
-                row = run_row(comm, verb, count, in_place, options)
-                report["rows"].append(row)
-                problems.append(problem_with(row))
-                if chief:
-                    print(text_of(row), flush=True)
+        run_verb(comm, peer, verb, report["rows"], options)
+    if peer:
+        peer.close()
     if chief and options.json:
         with open(options.json, "w") as file:
             json.dump(report, file, indent=1)
-    problems = [problem for problem in problems if problem]
+    if chief and options.plot:
+        bench_plot.draw(report, options.plot_of, options.plot)
+    problems = [problem for problem in map(problem_with, report["rows"]) if problem]
     if problems:
         if chief:
             print("\n".join(problems), file=sys.stderr)
         comm.barrier()
         sys.exit(1)
+
+
+def run_verb(comm, peer, verb, rows, options):
+    """Measure all sizes of a verb and append their rows."""
+    itemsize, chief = np.dtype(options.dtype).itemsize, comm.rank == 0
+    said = None
+    for size in options.sizes:
+        count = max(1, size // itemsize)
+        for in_place in (False, True) if verb in IN_PLACE else (False,):
+            row = run_row(comm, peer, verb, count, in_place, options)
+            rows.append(row)
+            if chief and row["algorithm"] != said:
+                said = row["algorithm"]
+                print(f"# {verb}, {said}\n{header(peer.name if peer else 'peer')}", flush=True)
+            if chief:
+                print(text_of(row), flush=True)
 
 
 def parse_bytes(text):
@@ -371,7 +339,7 @@ def parse_options():
     parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("64:64M:4"))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--op", default="SUM", choices=OPS)
-    parser.add_argument("--algorithm", choices=["direct", "ring"], help="DISTRT_ALGORITHM")
+    parser.add_argument("--algorithm", help="as DISTRT_ALGORITHM: ring, direct, ...")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--registered", action="store_true", default=True)
     kind.add_argument("--plain", dest="registered", action="store_false")
@@ -380,9 +348,14 @@ def parse_options():
     mode.add_argument("--repeat", dest="cycle", action="store_false")
     parser.add_argument("--iters", type=int, default=300, help="at most this many rounds")
     parser.add_argument("--seconds", type=float, default=1.0, help="about this long for each row")
-    parser.add_argument("--peer", choices=["mpi", "none"], default="mpi")
+    parser.add_argument("--peer", choices=PEERS, default="mpi")
     parser.add_argument("--no-limit", dest="limit", action="store_false")
+    parser.add_argument(
+        "--wire-gbps", type=float, metavar="GOODPUT", help="GB/s each way; default: measured"
+    )
     parser.add_argument("--json", help="write the report to this file")
+    parser.add_argument("--plot", metavar="FILE.png", help="needs matplotlib")
+    parser.add_argument("--plot-of", choices=bench_plot.KINDS, default="time")
     options = parser.parse_args()
     unknown = set(options.verbs) - set(BUS)
     if unknown:

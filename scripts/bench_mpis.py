@@ -7,6 +7,7 @@ Each NAME=FOLDER is a virtual environment with distrt and one MPI. What follows 
 goes to bench_collectives. The rounds alternate between the MPIs, since a machine
 may be in another state a minute later; rounds in which a flag's round trip was
 under 0.3 us (the cores are near to each other) and others make tables of their own.
+With --peer gloo, gloo beside each MPI stands in the MPIs' columns.
 """
 
 import argparse
@@ -66,14 +67,16 @@ def table(reports):
 
 
 def rows_of(reports):
-    # mpi -> row key -> (ours, theirs) of each round. Ours is measured beside each MPI.
-    times, mpis = {}, []
+    # row key -> column -> (ours, theirs) of each round. Ours is measured beside each MPI.
+    times, mpis, stands = {}, [], {}
     for report in reports:
-        if report["mpi"] not in mpis:
-            mpis.append(report["mpi"])
         for row in report["rows"]:
+            mpi = report["mpi"] if row["peer"] in ("mpi", None) else f"gloo, {report['mpi']}"
+            if mpi not in mpis:
+                mpis.append(mpi)
             key = (row["verb"], row["size_bytes"], row["dtype"], row["registered"], row["in_place"])
-            pair = times.setdefault(key, {}).setdefault(report["mpi"], ([], []))
+            pair = times.setdefault(key, {}).setdefault(mpi, ([], []))
+            stands[key, mpi] = row["peer_dtype"]
             if row["cycle_us"]:
                 pair[0].append(row["cycle_us"])
             if row["peer_cycle_us"]:
@@ -90,7 +93,11 @@ def rows_of(reports):
             "in" if in_place else "out",
             f"{statistics.median(ours.values()):.2f}" if ours else "-",
         ]
-        cells += [f"{theirs[m]:.2f}" if m in theirs else "-" for m in mpis]
+        for mpi in mpis:
+            # An MPI without the type is measured with another one, which is then named.
+            kind = stands.get(((verb, size, dtype, registered, in_place), mpi))
+            other = "" if kind in (dtype, None) else f" ({kind})"
+            cells.append(f"{theirs[mpi]:.2f}{other}" if mpi in theirs else "-")
         # What alternated within one run is compared: ours in the fastest MPI's own runs.
         compared = fastest in ours
         cells += [f"{theirs[fastest] / ours[fastest]:.2f}x" if compared else "-", fastest or "-"]
