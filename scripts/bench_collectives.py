@@ -19,7 +19,8 @@ any synchronisation, in the same cycles of the same run, and "% limit" the share
 that the call's own time reaches. Between hosts it is the wire (bench_wire.py): what the
 call must carry over a host's link, at the TCP goodput measured in the same run, or at
 --wire-gbps. A wrong element fails the run, and so does a call of 1 MiB or more (16 MiB
-between hosts) that is over 5 % faster than its limit.
+between hosts) that is over 5 % faster than its limit. With --plain the limit on one host is
+no bound, only a mark: staged traffic is faster in step than without.
 
 --plot FILE.png draws time, or busbw, against size (bench_plot.py).
 """

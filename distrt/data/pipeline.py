@@ -3,7 +3,9 @@
 May import: errors, arrays, elements. A dataset is a chain of nodes. What flows
 along it are not elements but *handles*: whatever a node needs to make an
 element later, for a source a row number. Shuffling, taking and repeating then
-move integers, a batch is one gather, and a rank makes only its own rows.
+move integers, a batch is one gather, and a rank makes only its own rows. Where an
+element must be made to know what follows (a filter, a generator), the element is its
+own handle: such a node is a ``Stream``, and every rank makes all elements below it.
 """
 
 # The methods that Node declares are documented there, once.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -26,6 +29,7 @@ __all__ = [
     "Epoch",
     "Mover",
     "Node",
+    "Stream",
     "nodes_of",
     "rewrite",
 ]
@@ -43,6 +47,10 @@ class Node(abc.ABC):
     @abc.abstractmethod
     def handles(self, epoch: Epoch) -> Iterator[Any]:
         """Yield the handles of one pass, in order; the same ones for the same epoch."""
+
+    def handles_from(self, epoch: Epoch, start: int) -> Iterator[Any]:
+        """Yield the handles of one pass after the first ``start``, which are not fetched."""
+        return itertools.islice(self.handles(epoch), start, None)
 
     @abc.abstractmethod
     def fetch(self, handle: Any) -> Any:
@@ -99,14 +107,23 @@ class Mover(Node):
         return self.upstream.element_spec
 
 
-def _upstreams(node: Any) -> dict[str, Node]:
+class Stream(Node):
+    """A node whose elements are their own handles; each handle is fetched once."""
+
+    def fetch(self, handle: Any) -> Any:
+        return handle
+
+
+def _upstreams(node: Any) -> dict[str, tuple[Node, ...]]:
+    """Return the nodes in the fields of ``node``: one, or a tuple of them."""
     found = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
-    return {name: value for name, value in found.items() if isinstance(value, Node)}
+    several = {n: value if isinstance(value, tuple) else (value,) for n, value in found.items()}
+    return {n: v for n, v in several.items() if v and all(isinstance(x, Node) for x in v)}
 
 
 def nodes_of(node: Node) -> Iterator[Node]:
     """Yield every node of the pipeline, sources first."""
-    for upstream in _upstreams(node).values():
+    for upstream in itertools.chain.from_iterable(_upstreams(node).values()):
         yield from nodes_of(upstream)
     yield node
 
@@ -114,6 +131,12 @@ def nodes_of(node: Node) -> Iterator[Node]:
 def rewrite(node: Any, rule: Callable[[Any], Node]) -> Node:
     """Return the pipeline with ``rule`` applied to every node, in the order of ``nodes_of``."""
     old = _upstreams(node)
-    new = {name: rewrite(upstream, rule) for name, upstream in old.items()}
+    new = {name: tuple(rewrite(n, rule) for n in upstream) for name, upstream in old.items()}
     # An unchanged node is kept, with the file it has opened and the spec it has found.
-    return rule(node if new == old else dataclasses.replace(node, **new))
+    if new == old:
+        return rule(node)
+    changed = {
+        name: nodes if isinstance(getattr(node, name), tuple) else nodes[0]
+        for name, nodes in new.items()
+    }
+    return rule(dataclasses.replace(node, **changed))

@@ -19,7 +19,14 @@ import numpy as np
 
 from distrt.arrays import map_structure
 from distrt.data.elements import ArraySpec, components, spec_of, stack, widened
-from distrt.data.pipeline import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Epoch, Mover, Node
+from distrt.data.pipeline import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Epoch,
+    Mover,
+    Node,
+    Stream,
+)
 from distrt.data.prefetch import prefetched
 
 __all__ = ["Batch", "Map", "Prefetch", "Repeat", "Shuffle", "Skip", "Take"]
@@ -38,6 +45,9 @@ class Map(Node):
 
     def handles(self, epoch: Epoch) -> Iterator[Any]:
         return self.upstream.handles(epoch)
+
+    def handles_from(self, epoch: Epoch, start: int) -> Iterator[Any]:
+        return self.upstream.handles_from(epoch, start)
 
     def fetch(self, handle: Any) -> Any:
         return self._apply(self.upstream.fetch(handle))
@@ -119,19 +129,19 @@ class Batch(Node):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Prefetch(Node):
+class Prefetch(Stream):
     """Elements made ahead in a thread; its handle is the element itself."""
 
     upstream: Node
     buffer_size: int
 
     def handles(self, epoch: Epoch) -> Iterator[Any]:
-        upstream = self.upstream
-        made = (upstream.fetch(handle) for handle in upstream.handles(epoch))
-        return prefetched(made, self.buffer_size)
+        return self.handles_from(epoch, 0)
 
-    def fetch(self, handle: Any) -> Any:
-        return handle
+    def handles_from(self, epoch: Epoch, start: int) -> Iterator[Any]:
+        upstream = self.upstream
+        made = (upstream.fetch(handle) for handle in upstream.handles_from(epoch, start))
+        return prefetched(made, self.buffer_size)
 
     def example(self, variant: int) -> Any:
         return self.upstream.example(variant)

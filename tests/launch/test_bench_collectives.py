@@ -96,10 +96,11 @@ def test_only_a_cycle_writes_and_reads(bench):
 
 def test_a_wrong_element_or_a_call_faster_than_memory_is_a_problem(bench):
     row = {"verb": "all_reduce", "size_bytes": 1 << 20, "wrong": 0, "time_us": 100, "limit_us": 90}
-    row["limit"] = "memory"
+    row |= {"limit": "memory", "registered": True}
     assert bench.problem_with(row) == ""
     assert "3 wrong elements" in bench.problem_with({**row, "wrong": 3})
     assert "its limit" in bench.problem_with({**row, "limit_us": 140})
+    assert bench.problem_with({**row, "limit_us": 140, "registered": False}) == ""
     # What a shaper lets through at once is much of 1 MiB, and little of 16 MiB.
     wire = {**row, "limit": "wire", "limit_us": 140}
     assert bench.problem_with(wire) == ""
