@@ -33,4 +33,5 @@ class FileSource(Node):
     def with_paths(self, paths: Sequence[str]) -> FileSource:
         """Return the same source over other files."""
         changed: Any = self  # a dataclass, which the abstract class cannot say
-        return dataclasses.replace(changed, paths=tuple(paths))
+        replaced: FileSource = dataclasses.replace(changed, paths=tuple(paths))
+        return replaced
