@@ -21,7 +21,15 @@ from distrt.coordinator.strategy import (
     in_cross_replica_context,
 )
 from distrt.coordinator.variable import Variable, VariableAggregation
-from distrt.data import DistributedDataset, DistributedIterator, InputContext
+from distrt.data import (
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ValueContext,
+)
 from distrt.memory import empty, full, zeros
 from distrt.progress import Work
 from distrt.reduce_op import ReduceOp
@@ -33,15 +41,19 @@ __all__ = [
     "CommunicationOptions",
     "Communicator",
     "DistributedDataset",
+    "DistributedDatasetsFromFunction",
     "DistributedIterator",
     "IndexedSlices",
     "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "ValueContext",
     "Variable",
     "VariableAggregation",
     "Work",

@@ -336,6 +336,20 @@ class Communicator:
         assert made is not None
         return made
 
+    def channel(self) -> Transport:
+        """Return the same ranks with messages of their own, not ordered with any call.
+
+        All ranks must call. For layers above that exchange messages in the background, as
+        a ``Lookahead`` does.
+        """
+
+        def prepare() -> Call:
+            return self._verbs.derive(self.transport.dup)
+
+        made: Transport = self._general.make("channel", prepare)
+        made.timeout_seconds = self.settings.timeout_seconds
+        return made
+
     def free(self) -> None:
         """Give back what a communicator made by ``split`` or ``dup`` holds. All ranks must call.
 

@@ -14,6 +14,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "ContextError",
     "DTypeError",
+    "DataLossError",
     "DeviceError",
     "DistrtError",
     "InvalidArgumentError",
@@ -73,3 +74,7 @@ class ContextError(DistrtError, RuntimeError):
 
 class NotFoundError(DistrtError, FileNotFoundError):
     """A file of a dataset or a checkpoint is missing on some rank."""
+
+
+class DataLossError(DistrtError, OSError):
+    """A file of a dataset is damaged or cut short. Source: ``tf.errors.DataLossError``."""

@@ -46,7 +46,7 @@ class Poller:
         self._changed = threading.Condition()  # its lock guards the queues' pending calls
         self._thread: threading.Thread | None = None
         self._pid: int | None = None
-        self._stopping = False
+        self.stopping = False
         self._waiting = 0
         self._unheard: list[Work[Any]] = []
 
@@ -131,7 +131,8 @@ class Poller:
                     self._hold(queue, -1)
                 if not queue._pending:
                     self.queues.remove(queue)
-                if work._error is not None and not (told or work._refused):
+                heard = told or work._refused or not queue.missed
+                if work._error is not None and not heard:
                     self._unheard.append(work)
                 work._ended.set()
             if told and queue._pending:
@@ -185,10 +186,10 @@ class Poller:
         polls = 0
         while True:
             with self._changed:
-                while not self._stopping and all(q._pending[0]._driver for q in self.queues):
+                while not self.stopping and all(q._pending[0]._driver for q in self.queues):
                     self._changed.wait()
                     polls = 0
-                if self._stopping:
+                if self.stopping:
                     return
                 waited_for = self._waiting > 0
             try:
@@ -202,7 +203,7 @@ class Poller:
         if os.getpid() != self._pid:
             return  # a forked child has neither the thread nor the calls
         with self._changed:
-            self._stopping = True
+            self.stopping = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_JOIN_SECONDS)
@@ -212,6 +213,7 @@ class Poller:
             error = cast(BaseException, work._error)
             print(f"{_name(work)}: nobody waited for {work.what}, which failed:", file=sys.stderr)
             traceback.print_exception(type(error), error, work._trace)
+        dropped = [work for work in dropped if work._queue.missed]
         if dropped:
             were = "calls were" if len(dropped) > 1 else "call was"
             text = f"{len(dropped)} collective {were} never waited for and did not end"

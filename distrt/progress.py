@@ -155,6 +155,7 @@ class Queue:
       hold: called with 1 when a call in the background begins, with -1 when it has ended: in
         between, calls of this rank must not be made past the queue.
       counts: whether the transport counts the calls.
+      missed: whether to say, when the program ends, which of its calls nobody waited for.
 
     Attributes:
       patience: seconds that a program may block in its next step, without the GIL; set
@@ -167,8 +168,9 @@ class Queue:
         abandon: Callable[[], None] = lambda: None,
         hold: Callable[[int], None] = lambda _: None,
         counts: bool = True,
+        missed: bool = True,
     ) -> None:
-        self.transport, self.counts = transport, counts
+        self.transport, self.counts, self.missed = transport, counts, missed
         self.patience = 0.0
         self._abandon, self._hold = abandon, hold
         self._pending: deque[Work] = deque()
@@ -178,6 +180,11 @@ class Queue:
     def numbered(self, what: str) -> str:
         """Return the call that begins now in words, with its number."""
         return f"call #{self.transport.calls + 1} {what}" if self.counts else what
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program is ending, so that no call can be made in the background."""
+        return self._poller.stopping
 
     def drain(self) -> None:
         """Wait until all calls made so far have ended, well or not. Not collective."""

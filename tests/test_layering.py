@@ -16,7 +16,7 @@ ROWS = [
     {"kernels", "transport", "cluster"},
     {"collectives", "health"},
     {"poller", "progress", "choice", "messages", "point_to_point", "arguments", "engine"}
-    | {"verbs", "general", "communicator", "world", "memory"},
+    | {"verbs", "general", "communicator", "world", "memory", "lookahead"},
     {"data", "train"},
     {"coordinator"},
     {"interop", "cli", "__main__"},
@@ -43,6 +43,7 @@ ALLOWED = {
     ("messages", "progress"),
     ("progress", "poller"),
     ("general", "progress"),
+    ("lookahead", "progress"),
     ("memory", "world"),
     ("world", "choice"),
     ("world", "communicator"),

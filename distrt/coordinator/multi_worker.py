@@ -33,6 +33,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     Source: tf.distribute.MultiWorkerMirroredStrategy, with one replica per worker.
     """
 
+    _replicas_are_workers = True
+
     def __init__(
         self,
         communication_options: CommunicationOptions | None = None,

@@ -13,7 +13,7 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -29,7 +29,13 @@ from distrt.arrays import (
 from distrt.cluster.device import Device
 from distrt.communicator import Communicator
 from distrt.coordinator.replica_context import Frame, ReplicaContext, current_frame, entered
-from distrt.data import DistributedDataset
+from distrt.data import (
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+    InputContext,
+    InputOptions,
+    ValueContext,
+)
 from distrt.errors import ContextError, InvalidArgumentError
 from distrt.reduce_op import ReduceOp
 from distrt.world import alone
@@ -52,6 +58,9 @@ class Strategy(abc.ABC):
       device: what this rank computes on.
       unnamed_variables: numbers the variables that got no name.
     """
+
+    # Whether each replica is a worker of its own to the datasets, which then shard themselves.
+    _replicas_are_workers: ClassVar[bool] = False
 
     @abc.abstractmethod
     def __init__(self, communicator: Communicator, device: Device) -> None:
@@ -172,11 +181,15 @@ class Strategy(abc.ABC):
         return (value,)
 
     @final
-    def experimental_distribute_dataset(self, dataset: Any) -> DistributedDataset:
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
         """Split each global batch of ``dataset`` over the replicas. All ranks must call.
 
         Args:
-          dataset: a distrt.data.Dataset that ends in ``.batch(global_batch_size)``.
+          dataset: a distrt.data.Dataset that ends in ``.batch(global_batch_size)``. Under
+            MultiWorkerMirroredStrategy its ``auto_shard_policy`` counts.
+          options: how the parts are handed over.
 
         Returns:
           An iterable of this replica's parts, on its device. A global batch of
@@ -185,7 +198,46 @@ class Strategy(abc.ABC):
 
         Source: tf.distribute.Strategy.experimental_distribute_dataset.
         """
-        return DistributedDataset(dataset, self.communicator, place=self.place)
+        return DistributedDataset(
+            dataset, self.communicator, self.place, options, workers=self._replicas_are_workers
+        )
+
+    @final
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> DistributedDatasetsFromFunction:
+        """Distribute the datasets that ``dataset_fn`` makes. All ranks must call.
+
+        Args:
+          dataset_fn: gets an ``InputContext`` and returns a Dataset batched by the per-replica
+            batch size. MultiWorkerMirroredStrategy: of each worker, which takes care to make
+            another one for each ``input_pipeline_id``. Else one for all replicas, which
+            take its batches in turns.
+          options: how the batches are handed over.
+
+        Returns:
+          An iterable of this replica's batches, on its device.
+
+        Source: tf.distribute.Strategy.distribute_datasets_from_function.
+        """
+        return DistributedDatasetsFromFunction(
+            dataset_fn, self.communicator, self.place, options, workers=self._replicas_are_workers
+        )
+
+    @final
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """Return this replica's value: ``value_fn`` of its ``ValueContext``. Local.
+
+        Numbers become arrays as everywhere. Source:
+        tf.distribute.Strategy.experimental_distribute_values_from_function.
+        """
+        self._require_cross_replica("experimental_distribute_values_from_function", "the value")
+        context = ValueContext(self.communicator.rank, self.num_replicas_in_sync)
+        return map_structure(as_array, value_fn(context))
 
     @final
     def place(self, value: Any) -> Any:

@@ -7,6 +7,7 @@ transformations.py.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 import secrets
@@ -18,6 +19,7 @@ import numpy as np
 
 from distrt.arrays import map_structure, to_numpy
 from distrt.data.elements import components
+from distrt.data.options import Options, WithOptions, options_of
 from distrt.data.pipeline import INFINITE_CARDINALITY, Node
 from distrt.data.sources import NpzFile, Range, Tensors, slices_of
 from distrt.data.transformations import Batch, Map, Prefetch, Repeat, Shuffle, Skip, Take
@@ -178,6 +180,33 @@ class Dataset:
         if size == 0:
             return self._then(self._node)
         return self._then(Prefetch(self._node, 2 if size == _AUTOTUNE else size))
+
+    def with_options(self, options: Options) -> Dataset:
+        """Return the same elements with ``options`` set; what is set later counts.
+
+        Raises:
+          DTypeError: ``options`` is no ``Options``.
+        """
+        if not isinstance(options, Options):
+            raise DTypeError(f"with_options: expected distrt.data.Options, got {options!r}")
+        return self._then(WithOptions(self._node, copy.deepcopy(options)))
+
+    def options(self) -> Options:
+        """Return the options that are set."""
+        return options_of(self._node)
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+        """Return what ``transformation_func`` makes of this dataset.
+
+        Raises:
+          DTypeError: it returns no ``Dataset``.
+        """
+        changed = transformation_func(self)
+        if not isinstance(changed, Dataset):
+            raise DTypeError(
+                f"apply: expected transformation_func to return a Dataset, got {changed!r}"
+            )
+        return changed
 
     @property
     def element_spec(self) -> Any:

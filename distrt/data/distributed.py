@@ -1,87 +1,74 @@
-"""Distributed datasets: the ranks agree, then each walks its part (data room, layer 5).
+"""Distributed datasets: every rank walks its part (data room, layer 5).
 
-May import: errors, arrays and the other files of this room. The ranks talk
-once, when the dataset is distributed; after that equal seeds and equal
-pipelines give every rank the same number of steps without a message.
+May import: lookahead, errors, arrays and the other files of this room. The ranks agree
+when the dataset is distributed (agreement.py). After that, pipelines of which nothing can
+go another way on another rank are walked without a message; of all others the ranks
+say one step ahead how they stand (lookahead.py).
 """
 
 from __future__ import annotations
 
+import abc
 import itertools
-import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, final
+from collections.abc import Callable
+from typing import Any, final
 
-from distrt.arrays import map_structure
-from distrt.data.dataset import Dataset, checked_length, elements_of
-from distrt.data.elements import spec_text
-from distrt.data.pipeline import Node, nodes_of, rewrite
+from distrt.data.agreement import Ranks, agree
+from distrt.data.autoshard import check_policy, part_of, policy_of
+from distrt.data.dataset import Dataset, checked_length
+from distrt.data.input_context import InputContext
+from distrt.data.iterator import DistributedIterator
+from distrt.data.options import AutoShardPolicy, InputOptions, InputReplicationMode
+from distrt.data.pieces import Remainder
+from distrt.data.pipeline import Node, nodes_of
 from distrt.data.sharder import Share, check_batched, shard
-from distrt.data.transformations import Shuffle
-from distrt.errors import DistrtError, DTypeError, InvalidArgumentError, NotFoundError
+from distrt.data.turns import Turns
+from distrt.errors import DTypeError, InvalidArgumentError
 
 __all__ = [
+    "Distributed",
     "DistributedDataset",
-    "DistributedIterator",
-    "InputContext",
-    "OutOfRangeError",
-    "Ranks",
+    "DistributedDatasetsFromFunction",
 ]
 
-
-class OutOfRangeError(DistrtError, IndexError):
-    """``get_next`` was called at the end of the data. Source: ``tf.errors.OutOfRangeError``."""
-
-
-class Ranks(Protocol):
-    """What the data room needs of a communicator."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
-    def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return every rank's ``obj``, in rank order. Collective."""
+Place = Callable[[Any], Any]
+_FILE = AutoShardPolicy.FILE
 
 
-@final
-class DistributedDataset:
-    """A dataset of which every rank walks its own part of each global batch.
+class Distributed(abc.ABC):
+    """What the distributed datasets have in common.
 
-    What ``strategy.experimental_distribute_dataset`` returns. A global batch of
-    actual length L is cut into chunks of ceil(L / ranks), later ranks may get
-    fewer rows or none (dtype and trailing shape stay); every rank takes the
-    same number of steps. With one rank the elements pass through unchanged.
-
-    Collective: all ranks make it together, with the same pipeline, and then
-    iterate it equally often. Iterating sends no message.
-
-    Args:
-      dataset: a ``Dataset`` that ends in ``.batch(global_batch_size)``; moving,
-        mapping and prefetching after the batch are allowed.
-      ranks: the communicator, anything that is a ``Ranks``.
-      place: applied to each array of the part, in the thread that iterates;
-        moves it to this rank's device.
-
-    Raises (on every rank, naming rank -> problem):
-      NotFoundError: a file of the dataset is missing on some rank.
-      DTypeError: ``dataset`` is no ``Dataset``.
-      InvalidArgumentError: it is not batched, a map function fails, or the ranks'
-        pipelines differ.
+    Attributes:
+      ranks: the ranks that walk it.
+      options: how the parts are handed over.
     """
 
+    @abc.abstractmethod
     def __init__(
-        self, dataset: Dataset, ranks: Ranks, place: Callable[[Any], Any] | None = None
+        self, whole: Node, ranks: Ranks, place: Place | None, options: InputOptions, uneven: bool
     ) -> None:
-        agreed = _agree(dataset, ranks)
-        self._node = shard(agreed, Share(ranks.rank, ranks.size))
-        self._place = place
+        self.ranks, self.options = ranks, options
+        self._place = place if options.experimental_fetch_to_device else None
         self._passes = itertools.count()
+        self._take(whole)
+        asks = uneven or any(not node.settled or node.unproven for node in nodes_of(whole))
+        self._channel = ranks.channel() if asks and ranks.size > 1 else None
+
+    def _take(self, whole: Node) -> None:
+        """Walk ``whole`` from now on."""
+        self._whole, self._node = whole, self._part(whole, Share(self.ranks.rank, self.ranks.size))
+
+    @abc.abstractmethod
+    def _part(self, whole: Node, share: Share) -> Node:
+        """Return the pipeline of the rank that ``share`` names."""
+
+    @abc.abstractmethod
+    def _rest(self, ranks: int, step: int) -> tuple[Node, int]:
+        """Return this rank's part of what ``ranks`` ranks left at ``step``, and where it starts.
+
+        Raises:
+          InvalidArgumentError: it cannot be divided anew.
+        """
 
     @property
     def element_spec(self) -> Any:
@@ -98,147 +85,147 @@ class DistributedDataset:
     def __bool__(self) -> bool:
         return True
 
+    @final
     def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(self._node, next(self._passes), self._place)
+        return DistributedIterator(self, next(self._passes))
 
     def __repr__(self) -> str:
-        return f"<DistributedDataset {self._node.describe()}>"
+        return f"<{type(self).__name__} {self._node.describe()}>"
 
 
 @final
-class DistributedIterator:
-    """Walks this rank's parts once; made by ``iter(distributed_dataset)``.
+class DistributedDataset(Distributed):
+    """A dataset of which every rank walks its own part of each global batch.
 
-    Local to the rank. Its prefetch thread, if any, ends when it is collected.
+    What ``strategy.experimental_distribute_dataset`` returns. A global batch of
+    actual length L is cut into chunks of ceil(L / ranks), later ranks may get
+    fewer rows or none (dtype and trailing shape stay); every rank takes the
+    same number of steps. With one rank the elements pass through unchanged.
+
+    Collective: all ranks make it together, with the same pipeline, and then
+    iterate it equally often. A rank may leave a pass early (``break``); the others then go
+    on with what they have. Pipelines of arrays in memory that only batch and move elements are
+    iterated without a message. Where a function, a file or a generator may fail or end on one
+    rank only, the ranks say one step ahead how they stand: an error of one is raised on
+    all, and a rank at its end goes on with empty parts until all have ended.
+
+    Args:
+      dataset: a ``Dataset`` that ends in ``.batch(global_batch_size)``; moving,
+        mapping and prefetching after the batch are allowed.
+      ranks: the communicator, anything that is a ``Ranks``.
+      place: applied to each array of the part, in the thread that iterates;
+        moves it to this rank's device.
+      options: see ``InputOptions``.
+      workers: the ranks are workers, whose shards the dataset's AutoShardPolicy decides;
+        False: they are the replicas of one worker.
+
+    Raises (on every rank, naming rank -> problem):
+      NotFoundError: a file of the dataset is missing on some rank, or the policy is FILE
+        and there are none.
+      DTypeError: ``dataset`` is no ``Dataset``.
+      InvalidArgumentError: it is not batched, a map function fails, the ranks' pipelines or
+        files differ, or there are fewer files than workers.
     """
 
-    def __init__(self, node: Node, number: int, place: Callable[[Any], Any] | None) -> None:
-        self._node = node
-        self._place = place
-        self._parts = elements_of(node, number)
+    def __init__(
+        self,
+        dataset: Any,
+        ranks: Ranks,
+        place: Place | None = None,
+        options: InputOptions | None = None,
+        *,
+        workers: bool = False,
+    ) -> None:
+        options = options or InputOptions()
+        self._workers = workers
 
-    def __iter__(self) -> DistributedIterator:
-        return self
+        def make() -> Node:
+            if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+                raise InvalidArgumentError(
+                    "InputReplicationMode.PER_REPLICA is for datasets made by a function: use "
+                    "distribute_datasets_from_function, or PER_WORKER"
+                )
+            node = _node_of(dataset)
+            check_batched(node, ranks.size)
+            if workers:
+                check_policy(node, ranks.size, warn=ranks.rank == 0)
+            return node
 
-    def __next__(self) -> Any:
-        part = next(self._parts)
-        return part if self._place is None else map_structure(self._place, part)
+        whole = agree(make, ranks)
+        uneven = workers and policy_of(whole, ranks.size) is _FILE
+        super().__init__(whole, ranks, place, options, uneven)
 
-    def get_next(self) -> Any:
-        """Return the next part.
+    def _part(self, whole: Node, share: Share) -> Node:
+        return part_of(whole, share) if self._workers else shard(whole, share)
 
-        Raises:
-          OutOfRangeError: there is none; so does every later call.
-        """
-        try:
-            return next(self)
-        except StopIteration:
-            raise OutOfRangeError("the distributed dataset is at its end") from None
-
-    @property
-    def element_spec(self) -> Any:
-        """The spec of this rank's part, as ``DistributedDataset.element_spec``."""
-        return self._node.element_spec
-
-
-@final
-@dataclass(frozen=True)
-class InputContext:
-    """Which input pipeline of how many this is. Source: ``tf.distribute.InputContext``.
-
-    Attributes:
-      num_input_pipelines: pipelines in the job.
-      input_pipeline_id: the number of this one.
-      num_replicas_in_sync: replicas over all pipelines.
-    """
-
-    num_input_pipelines: int = 1
-    input_pipeline_id: int = 0
-    num_replicas_in_sync: int = 1
-
-    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return ``global_batch_size`` divided by the number of replicas.
-
-        Raises:
-          InvalidArgumentError: it does not divide evenly.
-        """
-        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
-        if rest:
+    def _rest(self, ranks: int, step: int) -> tuple[Node, int]:
+        policy = policy_of(self._whole, max(ranks, self.ranks.size))
+        if not self._workers or policy is AutoShardPolicy.DATA:
+            return self._node, step
+        if policy is not _FILE:
             raise InvalidArgumentError(
-                f"global batch size {global_batch_size} must be divisible by the "
-                f"{self.num_replicas_in_sync} replicas: the nearest that are, are "
-                f"{global_batch_size - rest} and "
-                f"{global_batch_size - rest + self.num_replicas_in_sync}"
+                f"set_state: the state is of {ranks} ranks, these are {self.ranks.size}, and under "
+                f"AutoShardPolicy.{policy.name} every rank walks all of the data for itself: "
+                "start on as many ranks, or with the next pass"
             )
-        return size
+        own = range(self.ranks.rank, ranks, self.ranks.size)
+        former = tuple(self._part(self._whole, Share(rank, ranks)) for rank in own)
+        return Remainder(former, step, self._node), 0
 
 
-class _Offer(NamedTuple):
-    """What a rank publishes when it distributes: plain text and numbers, so it always travels.
+@final
+class DistributedDatasetsFromFunction(Distributed):
+    """The datasets that a function makes, one for each input pipeline.
 
-    Attributes:
-      problem: the error of this rank, "" where there is none; ``kind`` is its class.
-      pipeline, elements, cardinality: must be equal on all ranks.
-      seeds: for the shuffles without one, in order; rank 0's are used by all.
+    What ``strategy.distribute_datasets_from_function`` returns. Of one pipeline for all
+    replicas (MirroredStrategy), they take consecutive batches in turns; missing ones are empty,
+    but an incomplete last round is dropped where the shapes never vary, as tf.distribute does.
+    Of a pipeline for each rank, one at its end goes on with empty batches until all have ended.
+
+    Args:
+      function: returns a ``Dataset``, batched by the per-replica batch size.
+      ranks, place, options: see ``DistributedDataset``.
+      workers: call it for each rank, as for a worker; else once for all, and every rank calls
+        it for itself with the same context.
+
+    Raises (on every rank, naming rank -> problem):
+      DistrtError: what the function raises, or it returns no dataset, or other ones on the
+        ranks of one pipeline, or elements of different specs.
     """
 
-    problem: str = ""
-    kind: type[DistrtError] = InvalidArgumentError
-    pipeline: str = ""
-    elements: str = ""
-    cardinality: int = 0
-    seeds: tuple[int, ...] = ()
+    def __init__(
+        self,
+        function: Callable[[InputContext], Any],
+        ranks: Ranks,
+        place: Place | None = None,
+        options: InputOptions | None = None,
+        *,
+        workers: bool = False,
+    ) -> None:
+        options = options or InputOptions()
+        per_replica = InputReplicationMode.PER_REPLICA
+        self._own = workers or options.experimental_replication_mode is per_replica
+        pipelines, number = (ranks.size, ranks.rank) if self._own else (1, 0)
+        context = InputContext(pipelines, number, ranks.size)
+        whole = agree(lambda: _node_of(function(context)), ranks, alike=not self._own)
+        super().__init__(whole, ranks, place, options, uneven=self._own)
+
+    def _part(self, whole: Node, share: Share) -> Node:
+        return whole if self._own or share.size == 1 else Turns(whole, share)
+
+    def _rest(self, ranks: int, step: int) -> tuple[Node, int]:
+        if not self._own and step * ranks % self.ranks.size == 0:
+            return self._node, step * ranks // self.ranks.size
+        raise InvalidArgumentError(
+            f"set_state: the state is of {ranks} ranks, these are {self.ranks.size}: datasets from "
+            "a function cannot be divided anew; start on as many ranks, or with the next pass"
+        )
+
+    def __len__(self) -> int:
+        raise TypeError("datasets from a function have no len(), as in tf.distribute")
 
 
-def _agree(dataset: Any, ranks: Ranks) -> Node:
-    cause: Exception | None = None
-    try:
-        offer = _inspect(dataset, ranks.size)
-    except Exception as error:
-        cause = error
-        kinds: list[type[DistrtError]] = [NotFoundError, DTypeError]
-        kind = next((k for k in kinds if isinstance(error, k)), InvalidArgumentError)
-        name = "" if isinstance(error, DistrtError) else f"{type(error).__name__}: "
-        offer = _Offer(problem=f"{name}{error}", kind=kind)
-    offers: list[_Offer] = ranks.all_gather_object(offer)
-    failed = {rank: other for rank, other in enumerate(offers) if other.problem}
-    if failed:
-        lines = [f"rank {rank}: {other.problem}" for rank, other in failed.items()]
-        kind = next(iter(failed.values())).kind
-        raise kind("the dataset cannot be distributed\n  " + "\n  ".join(lines)) from cause
-    _check_equal(offers)
-    return _seeded(dataset._node, offers[0].seeds)
-
-
-def _inspect(dataset: Any, size: int) -> _Offer:
+def _node_of(dataset: Any) -> Node:
     if not isinstance(dataset, Dataset):
         raise DTypeError(f"expected a distrt.data.Dataset, got {type(dataset).__name__}")
-    node = dataset._node
-    check_batched(node, size)
-    unseeded = [old for old in nodes_of(node) if isinstance(old, Shuffle) and old.drawn]
-    return _Offer(
-        pipeline=node.describe(),
-        elements=spec_text(node.element_spec),
-        cardinality=node.cardinality(),
-        seeds=tuple(secrets.randbits(63) for _ in unseeded),
-    )
-
-
-def _check_equal(offers: list[_Offer]) -> None:
-    for field in ("pipeline", "elements", "cardinality"):
-        found = [getattr(offer, field) for offer in offers]
-        if any(value != found[0] for value in found):
-            lines = [f"rank {rank}: {value}" for rank, value in enumerate(found)]
-            raise InvalidArgumentError(
-                f"the ranks distribute different datasets ({field}): every rank must build the "
-                "same pipeline\n  " + "\n  ".join(lines)
-            )
-
-
-def _seeded(node: Node, seeds: tuple[int, ...]) -> Node:
-    rest: Iterator[int] = iter(seeds)
-
-    def seed(old: Node) -> Node:
-        return replace(old, seed=next(rest)) if isinstance(old, Shuffle) and old.drawn else old
-
-    return rewrite(node, seed)
+    return dataset._node

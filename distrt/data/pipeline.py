@@ -18,7 +18,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from distrt.arrays import map_structure
 from distrt.data.elements import stack
@@ -42,7 +42,16 @@ Epoch = tuple[int, ...]
 
 
 class Node(abc.ABC):
-    """A source or transformation; immutable, so that pipelines can share it."""
+    """A source or transformation; immutable, so that pipelines can share it.
+
+    Attributes:
+      settled: its own work cannot fail, nor give ranks that run the same program other
+        elements. Only pipelines of such nodes are walked without asking the other ranks.
+      unproven: nothing says that all ranks read the same from it, so they compare digests.
+    """
+
+    settled: ClassVar[bool] = False
+    unproven: ClassVar[bool] = False
 
     @abc.abstractmethod
     def handles(self, epoch: Epoch) -> Iterator[Any]:
@@ -91,6 +100,7 @@ class Node(abc.ABC):
 class Mover(Node):
     """A transformation that only moves whole elements: same handles, another order or number."""
 
+    settled = True
     upstream: Node
 
     def fetch(self, handle: Any) -> Any:

@@ -9,7 +9,7 @@ actual length L is cut into chunks of ceil(L / size), rank r has the r-th.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -20,7 +20,7 @@ from distrt.data.sources import Tensors
 from distrt.data.transformations import Batch, Prefetch
 from distrt.errors import InvalidArgumentError
 
-__all__ = ["Share", "check_batched", "shard"]
+__all__ = ["Share", "check_batched", "lifted", "shard"]
 
 
 class Share(NamedTuple):
@@ -65,6 +65,7 @@ class Share(NamedTuple):
 class _Part(Node):
     """This rank's part of every element of ``upstream``."""
 
+    settled = True
     upstream: Node
     share: Share
 
@@ -139,6 +140,16 @@ def _pushed_down(node: Node, share: Share) -> Node | None:
 
 def _prefetches(node: Node) -> int:
     return sum(isinstance(old, Prefetch) for old in nodes_of(node))
+
+
+def lifted(node: Node, change: Callable[[Node], Node]) -> Node:
+    """Return ``change`` of ``node`` without its prefetches, and one at the end if there were any.
+
+    Prefetches further up would make what this rank does not need.
+    """
+    lean = rewrite(node, lambda old: old.upstream if isinstance(old, Prefetch) else old)
+    changed = change(lean)
+    return Prefetch(changed, buffer_size=2) if _prefetches(node) else changed
 
 
 def check_batched(node: Node, size: int) -> None:

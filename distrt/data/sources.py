@@ -31,6 +31,7 @@ __all__ = ["NpzFile", "Range", "Slices", "Tensors", "slices_of"]
 class Range(Node):
     """The numbers start, start + step, …; see ``Dataset.range``."""
 
+    settled = True
     numbers: range
     dtype: np.dtype
 
@@ -64,6 +65,7 @@ class Range(Node):
 class Tensors(Node):
     """One element: the whole structure; see ``Dataset.from_tensors``."""
 
+    settled = True
     element: Any
 
     def handles(self, epoch: Epoch) -> Iterator[int]:
@@ -91,6 +93,7 @@ class Tensors(Node):
 class Slices(Node):
     """The rows of arrays of equal first dimension; made by ``slices_of``."""
 
+    settled = True
     arrays: Any
     rows: int
 
@@ -166,6 +169,7 @@ def slices_of(structure: Any) -> Slices:
 class NpzFile(Node):
     """The rows of the arrays in a .npz or .npy file, opened when first needed."""
 
+    settled = True
     path: str | PathLike[str]
 
     @cached_property

@@ -85,6 +85,7 @@ class Map(Node):
 class Batch(Node):
     """``batch_size`` consecutive elements as one; its handle is the list of their handles."""
 
+    settled = True
     upstream: Node
     batch_size: int
     drop_remainder: bool
@@ -132,6 +133,7 @@ class Batch(Node):
 class Prefetch(Stream):
     """Elements made ahead in a thread; its handle is the element itself."""
 
+    settled = True
     upstream: Node
     buffer_size: int
 

@@ -269,17 +269,19 @@ class Transport(abc.ABC):
         return self.complete(self.broadcasting(payload, root), "broadcast_object")
 
     @final
-    def gathering(self, payload: bytes) -> Generator[None, None, list[bytes]]:
-        """As ``all_gather_bytes``; yields where it must wait."""
+    def gathering(
+        self, payload: bytes, tag: int = Tag.OBJECT
+    ) -> Generator[None, None, list[bytes]]:
+        """As ``all_gather_bytes``; yields where it must wait. ``tag``: of its messages."""
         if self.rank != 0:
-            yield from self._send(payload, [0])
-            gathered: list[bytes] = pickle.loads((yield from self._receive(0)))
+            yield from self._send(payload, [0], tag)
+            gathered: list[bytes] = pickle.loads((yield from self._receive(0, tag)))
             return gathered
         payloads = [payload]
         for source in range(1, self.size):
-            payloads.append(bytes((yield from self._receive(source))))
+            payloads.append(bytes((yield from self._receive(source, tag))))
         everything = pickle.dumps(payloads, pickle.HIGHEST_PROTOCOL)
-        yield from self._send(everything, range(1, self.size))
+        yield from self._send(everything, range(1, self.size), tag)
         return payloads
 
     @final
@@ -290,18 +292,20 @@ class Transport(abc.ABC):
         yield from self._send(payload, [r for r in range(self.size) if r != root])
         return payload
 
-    def _send(self, payload: bytes, dests: Sequence[int]) -> Generator[None, None, None]:
+    def _send(
+        self, payload: bytes, dests: Sequence[int], tag: int = Tag.OBJECT
+    ) -> Generator[None, None, None]:
         length = np.array([len(payload)], np.int64).view(np.uint8)
         pieces = [length, *self._pieces(np.frombuffer(payload, np.uint8))]
-        sends = [self.isend(piece, dest, Tag.OBJECT) for dest in dests for piece in pieces]
+        sends = [self.isend(piece, dest, tag) for dest in dests for piece in pieces]
         yield from self.waiting(sends)
 
-    def _receive(self, source: int) -> Generator[None, None, memoryview]:
+    def _receive(self, source: int, tag: int = Tag.OBJECT) -> Generator[None, None, memoryview]:
         length = np.empty(1, np.int64)
-        yield from self.waiting([self.irecv(length.view(np.uint8), source, Tag.OBJECT)])
+        yield from self.waiting([self.irecv(length.view(np.uint8), source, tag)])
         payload = np.empty(int(length[0]), np.uint8)
         pieces = self._pieces(payload)
-        yield from self.waiting([self.irecv(piece, source, Tag.OBJECT) for piece in pieces])
+        yield from self.waiting([self.irecv(piece, source, tag) for piece in pieces])
         return payload.data
 
     def _pieces(self, payload: Bytes) -> list[Bytes]:

@@ -1,60 +1,40 @@
-"""N ranks as N threads, with the one collective that the data room needs."""
+"""N ranks as N threads, each with a communicator over loopback messages."""
 
 from __future__ import annotations
 
-import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from distrt.communicator import Communicator
+from distrt.settings import Settings
+from distrt.transport.base import Transport
+from distrt.transport.loopback import LoopbackWorld
+
 DEADLINE = 20.0
 
 
 class ThreadRanks:
-    """One rank of a group of threads; objects travel pickled, as over MPI."""
+    """One rank of a group of threads, as the data room sees it; counts its collective calls."""
 
-    def __init__(self, rank: int, boxes: list[bytes], barrier: threading.Barrier) -> None:
-        self.rank = rank
-        self.size = len(boxes)
+    def __init__(self, transport: Transport) -> None:
+        self.communicator = Communicator(transport, Settings(timeout_seconds=DEADLINE))
+        self.rank, self.size = transport.rank, transport.size
         self.calls = 0
-        self._boxes = boxes
-        self._barrier = barrier
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         self.calls += 1
-        self._boxes[self.rank] = pickle.dumps(obj)
-        self._barrier.wait(DEADLINE)
-        gathered = [pickle.loads(box) for box in self._boxes]
-        self._barrier.wait(DEADLINE)
-        return gathered
+        return self.communicator.all_gather_object(obj)
+
+    def channel(self) -> Transport:
+        self.calls += 1
+        return self.communicator.channel()
 
 
 def run_on_ranks(size: int, body: Callable[[ThreadRanks], Any]) -> list[Any]:
     """Return ``body(ranks)`` of every rank; the first exception of any is raised."""
-    barrier = threading.Barrier(size)
-    boxes = [b""] * size
-    results: list[Any] = [None] * size
-    errors: list[BaseException] = []
-
-    def work(rank: int) -> None:
-        try:
-            results[rank] = body(ThreadRanks(rank, boxes, barrier))
-        except BaseException as error:
-            errors.append(error)
-            barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    # A barrier that a failing rank broke says nothing about what failed.
-    real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-    for error in real or errors:
-        raise error
-    return results
+    return LoopbackWorld(size).run(lambda transport: body(ThreadRanks(transport)), 2 * DEADLINE)
 
 
 @pytest.fixture(scope="session")
