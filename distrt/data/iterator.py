@@ -7,6 +7,8 @@ this one is handed over, so the answers are there when they are needed.
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import traceback
 from collections.abc import Iterator, Mapping
@@ -62,6 +64,7 @@ class DistributedIterator:
             node, start = owner._rest(*former)
             start += step
         self._empty = node
+        vars(self).pop("_nothing", None)
         watched = digested(node, self._digest)
         handles = watched.handles_from((number,), start)
         self._parts: Iterator[Any] = (watched.fetch(handle) for handle in handles)
@@ -111,9 +114,24 @@ class DistributedIterator:
         if State.DATA not in states:
             raise StopIteration
         self._compare(statuses)
-        part = made.part if made.state is State.DATA else self._nothing()
+        ended = [rank for rank, state in enumerate(states) if state is State.END]
+        if ended and self._nothing is None:
+            raise InvalidArgumentError(
+                f"at step {self._step} of pass {self._number} rank(s) {ended} are at the end of "
+                "their data, the others are not, and an element has scalars, of which none cannot "
+                "be handed over: batch the dataset"
+            )
+        part = made.part if made.state is State.DATA else copy.deepcopy(self._nothing)
         self._look(ahead)
         return part
+
+    @functools.cached_property
+    def _nothing(self) -> Any:
+        """A part of no rows; None where there cannot be one."""
+        try:
+            return empty_part(self._empty)
+        except ValueError:
+            return None
 
     def _look(self, ahead: Lookahead) -> _Made:
         problem = ""
@@ -149,16 +167,6 @@ class DistributedIterator:
                 "Give shuffles and samplers a seed that is equal on all ranks. Checksums:\n"
                 f"{by_rank(digests)}"
             )
-
-    def _nothing(self) -> Any:
-        try:
-            return empty_part(self._empty)
-        except ValueError:
-            raise InvalidArgumentError(
-                f"rank {self._owner.ranks.rank} is at the end of its data at step {self._step}, "
-                "other ranks are not, and its elements are scalars, of which none cannot be "
-                "handed over: batch the dataset"
-            ) from None
 
     # ------------------------------------------------------------- tf's names
 
