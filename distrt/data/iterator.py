@@ -84,8 +84,9 @@ class DistributedIterator:
             raise StopIteration
         try:
             part = next(self._parts) if self._ahead is None else self._agreed(self._ahead)
-        except BaseException as error:
-            self._ended = not isinstance(error, KeyboardInterrupt)
+        except Exception:
+            # The parts are dropped here: an error that is kept would keep their thread too.
+            self._ended, self._parts = True, iter(())
             raise
         self._step += 1
         place = self._owner._place
