@@ -62,7 +62,10 @@ HEAVY = {
     "tensorflow": {"interop", "compat"},
 }
 # Files that may be longer, and why.
-LONG = {"communicator.py": 520}  # what every verb means, said once: two lines in three are docs
+LONG = {
+    "communicator.py": 520,  # what every verb means, said once: two lines in three are docs
+    "data/dataset.py": 640,  # tf.data's methods, said once: as above
+}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

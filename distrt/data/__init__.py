@@ -1,14 +1,15 @@
 """The data room: input pipelines and the sharder (layer 5).
 
 May import: errors, reduce_op, arrays, cluster, kernels, transport, collectives,
-health, communicator. Files, bottom up: elements, pipeline, prefetch, files, sources,
-transformations, options, dataset; sharder, pieces, autoshard, turns; input_context,
-agreement, optional, digest, iterator, distributed.
+health, communicator, lookahead. Files, bottom up: elements, pipeline; the nodes (sources, files,
+lines, tfrecord, generator; movers, batching, mapping, flattening, combining, cache, with
+prefetch, parallel and cache_file beneath them); options, dataset; sharder, pieces, autoshard,
+turns; input_context, agreement, optional, digest, iterator, distributed.
 """
 
 from __future__ import annotations
 
-from distrt.data.dataset import Dataset
+from distrt.data.dataset import Dataset, TextLineDataset, TFRecordDataset
 from distrt.data.distributed import DistributedDataset, DistributedDatasetsFromFunction
 from distrt.data.elements import ArraySpec
 from distrt.data.input_context import InputContext, ValueContext
@@ -21,7 +22,9 @@ from distrt.data.options import (
     Options,
     experimental,
 )
+from distrt.data.parallel import WorkerError
 from distrt.data.pipeline import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from distrt.data.tfrecord import TFRecordWriter
 
 __all__ = [
     "INFINITE_CARDINALITY",
@@ -38,6 +41,10 @@ __all__ = [
     "Optional",
     "Options",
     "OutOfRangeError",
+    "TFRecordDataset",
+    "TFRecordWriter",
+    "TextLineDataset",
     "ValueContext",
+    "WorkerError",
     "experimental",
 ]

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from distrt.data.elements import spec_text
 from distrt.data.files import FileSource
-from distrt.data.pipeline import Node, nodes_of, rewrite
+from distrt.data.pipeline import Node, nodes_of, rewrite, seeded, seeds_of
 from distrt.errors import (
     DataLossError,
     DistrtError,
@@ -26,7 +25,7 @@ from distrt.errors import (
 )
 from distrt.transport.base import Transport
 
-__all__ = ["Ranks", "agree", "seeded", "seeds_of"]
+__all__ = ["Ranks", "agree"]
 
 
 class Ranks(Protocol):
@@ -118,7 +117,7 @@ def _offer(node: Node) -> _Offer:
         elements=elements,
         cardinality=cardinality,
         files=tuple(source.names for source in _sources(node)),
-        seeds=tuple(secrets.randbits(63) for _ in _unseeded(node)),
+        seeds=tuple(secrets.randbits(63) for _ in seeds_of(node)),
     )
 
 
@@ -175,22 +174,3 @@ def _others(lists: tuple[tuple[str, ...], ...]) -> dict[int, str]:
             f" and {len(own) - 5} more" if len(own) > 5 else ""
         )
     return texts
-
-
-def _unseeded(node: Node) -> list[Any]:
-    return [old for old in nodes_of(node) if getattr(old, "drawn", False)]
-
-
-def seeds_of(node: Node) -> list[int]:
-    """Return the seeds of the nodes that nobody gave one, in order."""
-    return [old.seed for old in _unseeded(node)]
-
-
-def seeded(node: Node, seeds: Any) -> Node:
-    """Return the pipeline with ``seeds`` in the nodes that nobody gave one."""
-    rest: Iterator[int] = iter(seeds)
-
-    def seed(old: Any) -> Any:
-        return replace(old, seed=next(rest)) if getattr(old, "drawn", False) else old
-
-    return rewrite(node, seed)

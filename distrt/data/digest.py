@@ -1,6 +1,6 @@
 """Digests of what a rank reads, where nothing else proves that all read the same (layer 5).
 
-May import: arrays, pipeline, transformations. iterator.py compares them between the ranks,
+May import: arrays, pipeline, movers. iterator.py compares them between the ranks,
 one step ahead: an unseeded shuffle of somebody else's loader is found before the
 batch that it would have spoiled.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from distrt.arrays import flatten, to_numpy
+from distrt.data.movers import Prefetch
 from distrt.data.pipeline import Epoch, Node, Stream, nodes_of, rewrite
-from distrt.data.transformations import Prefetch
 
 __all__ = ["Digest", "digested"]
 

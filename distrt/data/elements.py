@@ -2,7 +2,9 @@
 
 May import: errors, arrays. An element is a structure (tuples, dicts, named
 tuples) whose leaves are NumPy or CuPy arrays; a leaf of rank 0 is a NumPy
-scalar. A list is not a structure but data, as in tf.data.
+scalar. A list is not a structure but data, as in tf.data. Byte strings (records, lines)
+are arrays of dtype object that hold ``bytes``, also in rank 0: NumPy's own byte strings would
+lose zero bytes at their end.
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ import numpy as np
 from distrt.arrays import array_namespace, as_array, flatten, is_cupy, map_structure
 from distrt.errors import InvalidArgumentError
 
-__all__ = ["ArraySpec", "components", "leaf_names", "spec_of", "spec_text", "stack", "widened"]
+__all__ = [
+    "ArraySpec",
+    "boxed",
+    "components",
+    "leaf_names",
+    "row_of",
+    "spec_of",
+    "spec_text",
+    "stack",
+    "widened",
+]
 
 
 @final
@@ -55,13 +67,34 @@ def components(structure: Any) -> Any:
         result = copy.copy(structure)
         result.update((key, components(item)) for key, item in structure.items())
         return result
+    if isinstance(structure, bytes):
+        return boxed(structure)
+    if isinstance(structure, str):
+        return np.str_(structure)
     try:
         array = as_array(structure)
     except ValueError as error:
         raise InvalidArgumentError(
             f"a list becomes one array, so its items must have equal shapes: {error}"
         ) from error
-    return array[()] if array.ndim == 0 and not is_cupy(array) else array
+    if array.ndim or is_cupy(array) or array.dtype.kind == "O":
+        return array
+    return array[()]
+
+
+def boxed(value: Any) -> np.ndarray:
+    """Return ``value``, no array, as an array of rank 0 and dtype object."""
+    box = np.empty((), object)
+    box[()] = value
+    return box
+
+
+def row_of(leaf: Any, index: int) -> Any:
+    """Return a copy of row ``index`` of an array, a leaf like any other."""
+    row = leaf[index]
+    if leaf.dtype.kind == "O" and not isinstance(row, np.ndarray):
+        return boxed(row)
+    return row.copy()
 
 
 def stack(elements: Sequence[Any]) -> Any:
@@ -83,6 +116,8 @@ def stack(elements: Sequence[Any]) -> Any:
 
 def _stack_leaves(rows: Sequence[Any]) -> Any:
     kinds = {(row.shape, row.dtype) for row in rows}
+    if len(kinds) > 1 and all(row.dtype.kind == "U" and row.ndim == 0 for row in rows):
+        return np.array(rows)  # text of any lengths: wide enough for the longest
     if len(kinds) > 1:
         found = ", ".join(sorted(f"{dtype}{list(shape)}" for shape, dtype in kinds))
         raise InvalidArgumentError(
@@ -110,10 +145,12 @@ def widened(spec: Any, other: Any) -> Any:
     """
 
     def widen(a: ArraySpec, b: ArraySpec) -> ArraySpec:
-        if a.dtype != b.dtype:
+        texts = a.dtype.kind == b.dtype.kind == "U"  # how long they are is no part of the type
+        if a.dtype != b.dtype and not texts:
             raise ValueError(f"dtype {a.dtype} and {b.dtype}")
         dimensions = zip(a.shape, b.shape, strict=True)
-        return ArraySpec(tuple(m if m == n else None for m, n in dimensions), a.dtype)
+        longer = max(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
+        return ArraySpec(tuple(m if m == n else None for m, n in dimensions), longer)
 
     return map_structure(widen, spec, other)
 
@@ -127,4 +164,8 @@ def leaf_names(structure: Any) -> list[str]:
 def spec_text(spec: Any) -> str:
     """Return ``spec`` as text that is equal exactly where the specs are."""
     leaves = zip(leaf_names(spec), flatten(spec).leaves, strict=True)
-    return ", ".join(f"{name}: {leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves)
+    kinds = {"U": "text", "O": "bytes"}
+    return ", ".join(
+        f"{name}: {kinds.get(leaf.dtype.kind, leaf.dtype)}{list(leaf.shape)}"
+        for name, leaf in leaves
+    )

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 from distrt.arrays import map_structure
-from distrt.data.agreement import seeded, seeds_of
 from distrt.data.digest import Digest, digested
 from distrt.data.optional import Optional
 from distrt.data.pieces import empty_part
+from distrt.data.pipeline import seeded, seeds_of
 from distrt.data.prefetch import prefetched
 from distrt.errors import DistrtError, InvalidArgumentError, by_rank
 from distrt.lookahead import Lookahead, State, Status

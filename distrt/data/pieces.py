@@ -1,6 +1,6 @@
 """Pieces: a worker walks rows by itself, a per-replica batch at a time (data room, layer 5).
 
-May import: errors, arrays, elements, pipeline, batches of transformations, sharder. What a
+May import: errors, arrays, elements, pipeline, batching, movers, sharder. What a
 worker gets under AutoShardPolicy.OFF (all rows) and FILE (those of its files). The global
 batch size G over K workers gives per-replica sizes G // K + (j < G % K); worker w starts with
 the w-th of them and goes round. Source: the records of tf.distribute in tests/data.
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from distrt.arrays import array_namespace, flatten, map_structure
+from distrt.data.batching import Batching
 from distrt.data.elements import ArraySpec
-from distrt.data.pipeline import Epoch, Mover, Node, Stream
+from distrt.data.pipeline import Epoch, Mover, Node, Stream, upstreams
 from distrt.data.sharder import Share
-from distrt.data.transformations import Batch, Prefetch
 
 __all__ = ["Parts", "Pieces", "Remainder", "batch_size_of", "empty_part"]
 
@@ -30,13 +30,11 @@ def batch_size_of(node: Node) -> int | None:
 
     Known of a batch that is only moved about, and of shapes that never vary.
     """
-    if isinstance(node, Batch):
+    if isinstance(node, Batching):
         return node.batch_size
-    if isinstance(node, Mover | Prefetch):
-        return batch_size_of(node.upstream)
-    parts = getattr(node, "datasets", None)
-    if parts:
-        sizes = {batch_size_of(part) for part in parts}
+    if node.splits:
+        nodes = itertools.chain.from_iterable(upstreams(node).values())
+        sizes = {batch_size_of(upstream) for upstream in nodes}
         return sizes.pop() if len(sizes) == 1 else None
     leaves: list[ArraySpec] = flatten(node.element_spec).leaves
     firsts = {leaf.shape[0] if leaf.shape else None for leaf in leaves}
@@ -80,12 +78,12 @@ class Pieces(Node):
         return [whole + (worker < rest) for worker in range(workers)]
 
     @property
-    def _batch(self) -> Batch | None:
+    def _batch(self) -> Batching | None:
         # Where whole batches are only moved about, a batch's handle lists those of its rows.
         node = self.upstream
         while isinstance(node, Mover):
             node = node.upstream
-        return node if isinstance(node, Batch) else None
+        return node if isinstance(node, Batching) and node.own_rows else None
 
     def handles(self, epoch: Epoch) -> Iterator[list[Any]]:
         sizes, first, walked, pieces = self._sizes, self.share.rank, 0, 0

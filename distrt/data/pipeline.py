@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -32,6 +32,10 @@ __all__ = [
     "Stream",
     "nodes_of",
     "rewrite",
+    "seeded",
+    "seeds_of",
+    "upstreams",
+    "with_upstreams",
 ]
 
 INFINITE_CARDINALITY = -1
@@ -47,11 +51,19 @@ class Node(abc.ABC):
     Attributes:
       settled: its own work cannot fail, nor give ranks that run the same program other
         elements. Only pipelines of such nodes are walked without asking the other ranks.
+      splits: whole elements pass through it, so it makes a part of its element from the same
+        part of its upstreams' elements.
       unproven: nothing says that all ranks read the same from it, so they compare digests.
     """
 
     settled: ClassVar[bool] = False
+    splits: ClassVar[bool] = False
     unproven: ClassVar[bool] = False
+
+    @property
+    def batched(self) -> bool:
+        """Whether it makes batches, or elements that may be batches; see ``check_batched``."""
+        return False
 
     @abc.abstractmethod
     def handles(self, epoch: Epoch) -> Iterator[Any]:
@@ -101,6 +113,7 @@ class Mover(Node):
     """A transformation that only moves whole elements: same handles, another order or number."""
 
     settled = True
+    splits = True
     upstream: Node
 
     def fetch(self, handle: Any) -> Any:
@@ -124,7 +137,7 @@ class Stream(Node):
         return handle
 
 
-def _upstreams(node: Any) -> dict[str, tuple[Node, ...]]:
+def upstreams(node: Any) -> dict[str, tuple[Node, ...]]:
     """Return the nodes in the fields of ``node``: one, or a tuple of them."""
     found = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
     several = {n: value if isinstance(value, tuple) else (value,) for n, value in found.items()}
@@ -133,20 +146,44 @@ def _upstreams(node: Any) -> dict[str, tuple[Node, ...]]:
 
 def nodes_of(node: Node) -> Iterator[Node]:
     """Yield every node of the pipeline, sources first."""
-    for upstream in itertools.chain.from_iterable(_upstreams(node).values()):
+    for upstream in itertools.chain.from_iterable(upstreams(node).values()):
         yield from nodes_of(upstream)
     yield node
 
 
 def rewrite(node: Any, rule: Callable[[Any], Node]) -> Node:
     """Return the pipeline with ``rule`` applied to every node, in the order of ``nodes_of``."""
-    old = _upstreams(node)
-    new = {name: tuple(rewrite(n, rule) for n in upstream) for name, upstream in old.items()}
+    old = upstreams(node)
+    new = {name: tuple(rewrite(n, rule) for n in nodes) for name, nodes in old.items()}
     # An unchanged node is kept, with the file it has opened and the spec it has found.
-    if new == old:
-        return rule(node)
+    return rule(node if new == old else with_upstreams(node, new))
+
+
+def with_upstreams(node: Any, new: Mapping[str, tuple[Node, ...]]) -> Node:
+    """Return the same transformation of other nodes, given as ``upstreams`` does."""
     changed = {
         name: nodes if isinstance(getattr(node, name), tuple) else nodes[0]
         for name, nodes in new.items()
     }
-    return rule(dataclasses.replace(node, **changed))
+    replaced: Node = dataclasses.replace(node, **changed)
+    return replaced
+
+
+def seeds_of(node: Node) -> list[int]:
+    """Return the seeds of the nodes that nobody gave one, in order."""
+    return [old.seed for old in _unseeded(node)]
+
+
+def _unseeded(node: Node) -> list[Any]:
+    return [old for old in nodes_of(node) if getattr(old, "drawn", False)]
+
+
+def seeded(node: Node, seeds: Iterable[int]) -> Node:
+    """Return the pipeline with ``seeds`` in the nodes that nobody gave one."""
+    rest = iter(seeds)
+
+    def seed(old: Any) -> Any:
+        drawn = getattr(old, "drawn", False)
+        return dataclasses.replace(old, seed=next(rest)) if drawn else old
+
+    return rewrite(node, seed)

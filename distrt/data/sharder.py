@@ -1,6 +1,6 @@
 """The sharder: a pipeline rewritten to give one rank its part (data room, layer 5).
 
-May import: errors, arrays, elements, pipeline, sources, transformations. Pure
+May import: errors, arrays, elements, pipeline, batching, movers. Pure
 and local: no communication. The rule is MirroredStrategy's (and that of
 MultiWorkerMirroredStrategy under AutoShardPolicy.DATA): a global batch of
 actual length L is cut into chunks of ceil(L / size), rank r has the r-th.
@@ -8,16 +8,15 @@ actual length L is cut into chunks of ceil(L / size), rank r has the r-th.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from distrt.arrays import flatten, map_structure
+from distrt.data.batching import Batching
 from distrt.data.elements import ArraySpec, leaf_names
-from distrt.data.pipeline import Epoch, Mover, Node, nodes_of, rewrite
-from distrt.data.sources import Tensors
-from distrt.data.transformations import Batch, Prefetch
+from distrt.data.movers import Prefetch
+from distrt.data.pipeline import Epoch, Node, nodes_of, rewrite, upstreams, with_upstreams
 from distrt.errors import InvalidArgumentError
 
 __all__ = ["Share", "check_batched", "lifted", "shard"]
@@ -91,7 +90,7 @@ class _Part(Node):
 class OwnRows(_Part):
     """The part of a batch, of which only this rank's rows are ever made."""
 
-    upstream: Batch
+    upstream: Batching
     share: Share
 
     def fetch(self, handle: list[Any]) -> Any:
@@ -125,17 +124,24 @@ def shard(node: Node, share: Share) -> Node:
 
 
 def _pushed_down(node: Node, share: Share) -> Node | None:
-    # Whole batches may be moved about above the cut, but not looked into.
-    if isinstance(node, Mover | Prefetch):
-        upstream = _pushed_down(node.upstream, share)
-        changed: Any = node  # a dataclass, which the abstract Mover cannot say
-        return upstream and dataclasses.replace(changed, upstream=upstream)
-    if not isinstance(node, Batch):
+    if isinstance(node, Batching):
+        if not node.own_rows:
+            return None
+        # A prefetch below the batch would make the rows of all ranks: it is lifted to the end.
+        lean = rewrite(node, lambda old: old.upstream if isinstance(old, Prefetch) else old)
+        assert isinstance(lean, Batching)
+        return OwnRows(lean, share)
+    # Whole elements may be moved about above the cut, but not looked into.
+    if not node.splits:
         return None
-    # A prefetch below the batch would make the rows of all ranks: it is lifted to the end.
-    lean = rewrite(node, lambda old: old.upstream if isinstance(old, Prefetch) else old)
-    assert isinstance(lean, Batch)
-    return OwnRows(lean, share)
+    changed: dict[str, tuple[Node, ...]] = {}
+    for name, nodes in upstreams(node).items():
+        parts = [_pushed_down(upstream, share) for upstream in nodes]
+        own = tuple(part for part in parts if part is not None)
+        if len(own) < len(parts):
+            return None
+        changed[name] = own
+    return with_upstreams(node, changed)
 
 
 def _prefetches(node: Node) -> int:
@@ -164,7 +170,7 @@ def check_batched(node: Node, size: int) -> None:
     if size == 1:
         return
     advice = "end the dataset with .batch(global_batch_size)"
-    if not any(isinstance(old, Batch | Tensors) for old in nodes_of(node)):
+    if not any(old.batched for old in nodes_of(node)):
         raise InvalidArgumentError(
             f"the dataset is not batched, so its elements cannot be split over {size} ranks: "
             f"{advice}; got {node.describe()}"

@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from distrt.arrays import array_namespace, cupy_module, flatten, is_cupy, map_structure
-from distrt.data.elements import ArraySpec, components, leaf_names, spec_of
+from distrt.data.elements import ArraySpec, components, leaf_names, row_of, spec_of
 from distrt.data.pipeline import Epoch, Node
 from distrt.errors import InvalidArgumentError, NotFoundError
 
@@ -66,6 +66,7 @@ class Tensors(Node):
     """One element: the whole structure; see ``Dataset.from_tensors``."""
 
     settled = True
+    batched = True
     element: Any
 
     def handles(self, epoch: Epoch) -> Iterator[int]:
@@ -101,7 +102,7 @@ class Slices(Node):
         return iter(range(self.rows))
 
     def fetch(self, handle: int) -> Any:
-        return map_structure(lambda leaf: leaf[handle].copy(), self.arrays)
+        return map_structure(lambda leaf: row_of(leaf, handle), self.arrays)
 
     def gather(self, handles: Sequence[int]) -> Any:
         index = np.asarray(handles, np.intp)

@@ -1,7 +1,7 @@
-"""Transformations: what turns one pipeline into another (data room, layer 5).
+"""Transformations that move whole elements about (data room, layer 5).
 
-May import: errors, elements, pipeline, prefetch. ``Map``, ``Batch`` and
-``Prefetch`` make elements; the others only move handles.
+May import: pipeline, prefetch. Shuffle, repeat, take, skip and shard move handles; a
+prefetch makes elements ahead of time and hands over the same ones.
 """
 
 # The methods that Node declares are documented there, once.
@@ -10,15 +10,12 @@ May import: errors, elements, pipeline, prefetch. ``Map``, ``Batch`` and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, final
 
 import numpy as np
 
-from distrt.arrays import map_structure
-from distrt.data.elements import ArraySpec, components, spec_of, stack, widened
 from distrt.data.pipeline import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -29,103 +26,10 @@ from distrt.data.pipeline import (
 )
 from distrt.data.prefetch import prefetched
 
-__all__ = ["Batch", "Map", "Prefetch", "Repeat", "Shuffle", "Skip", "Take"]
+__all__ = ["Prefetch", "Repeat", "Shard", "Shuffle", "Skip", "Take"]
 
 # Random numbers are drawn in blocks: one call of the generator per pick costs more than the pick.
 _PICKS = 1024
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Map(Node):
-    """``function`` of every element; see ``Dataset.map``."""
-
-    upstream: Node
-    function: Callable[..., Any]
-
-    def handles(self, epoch: Epoch) -> Iterator[Any]:
-        return self.upstream.handles(epoch)
-
-    def handles_from(self, epoch: Epoch, start: int) -> Iterator[Any]:
-        return self.upstream.handles_from(epoch, start)
-
-    def fetch(self, handle: Any) -> Any:
-        return self._apply(self.upstream.fetch(handle))
-
-    def _apply(self, element: Any) -> Any:
-        # Plain tuples only: tf.data hands a named tuple over as one argument.
-        arguments = element if type(element) is tuple else (element,)
-        return components(self.function(*arguments))
-
-    def example(self, variant: int) -> Any:
-        return self._apply(self.upstream.example(variant))
-
-    @cached_property
-    def element_spec(self) -> Any:
-        spec = spec_of(self.example(0))
-        try:
-            return widened(spec, spec_of(self.example(1)))
-        except Exception:
-            # The function works for real elements only: nothing is known of its first dimension.
-            return map_structure(
-                lambda leaf: ArraySpec((None, *leaf.shape[1:])[: len(leaf.shape)], leaf.dtype), spec
-            )
-
-    def cardinality(self) -> int:
-        return self.upstream.cardinality()
-
-    def describe(self) -> str:
-        function = self.function
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        return f"{self.upstream.describe()}.map({name})"
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Batch(Node):
-    """``batch_size`` consecutive elements as one; its handle is the list of their handles."""
-
-    settled = True
-    upstream: Node
-    batch_size: int
-    drop_remainder: bool
-
-    def handles(self, epoch: Epoch) -> Iterator[list[Any]]:
-        upstream = self.upstream.handles(epoch)
-        while rows := list(itertools.islice(upstream, self.batch_size)):
-            if self.drop_remainder and len(rows) < self.batch_size:
-                return
-            yield rows
-
-    def fetch(self, handle: Sequence[Any]) -> Any:
-        return self.upstream.gather(handle)
-
-    def example(self, variant: int) -> Any:
-        rows = self.batch_size
-        if not self.drop_remainder:
-            available = self.upstream.cardinality()
-            rows = min(rows, available) if available > 0 else rows
-            if variant:
-                rows = rows - 1 or 2
-        return stack([self.upstream.example(variant)] * rows)
-
-    @cached_property
-    def element_spec(self) -> Any:
-        rows = self.batch_size if self.drop_remainder else None
-        return map_structure(
-            lambda leaf: ArraySpec((rows, *leaf.shape), leaf.dtype), self.upstream.element_spec
-        )
-
-    def cardinality(self) -> int:
-        elements = self.upstream.cardinality()
-        if elements < 0:
-            return elements
-        return (elements if self.drop_remainder else elements + self.batch_size - 1) // (
-            self.batch_size
-        )
-
-    def describe(self) -> str:
-        return f"{self.upstream.describe()}.batch({self.batch_size}, {self.drop_remainder})"
 
 
 @final
@@ -134,6 +38,7 @@ class Prefetch(Stream):
     """Elements made ahead in a thread; its handle is the element itself."""
 
     settled = True
+    splits = True
     upstream: Node
     buffer_size: int
 
@@ -275,3 +180,23 @@ class Skip(Mover):
 
     def describe(self) -> str:
         return f"{self.upstream.describe()}.skip({self.count})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Shard(Mover):
+    """Elements ``index``, ``index + num_shards``, …; see ``Dataset.shard``."""
+
+    upstream: Node
+    num_shards: int
+    index: int
+
+    def handles(self, epoch: Epoch) -> Iterator[Any]:
+        return itertools.islice(self.upstream.handles(epoch), self.index, None, self.num_shards)
+
+    def cardinality(self) -> int:
+        elements = self.upstream.cardinality()
+        return elements if elements < 0 else len(range(self.index, elements, self.num_shards))
+
+    def describe(self) -> str:
+        return f"{self.upstream.describe()}.shard({self.num_shards}, {self.index})"
