@@ -203,7 +203,8 @@ def padding_of(spec: Any, shapes: Any, values: Any) -> tuple[Any, Any]:
 
 
 def _flat(shape: Any) -> bool:
-    return all(size is None or isinstance(size, int | np.integer) for size in shape)
+    plain = isinstance(shape, tuple | list)
+    return plain and all(size is None or isinstance(size, int | np.integer) for size in shape)
 
 
 def _padded(name: str, rows: Sequence[Any], shape: tuple[int | None, ...], value: Any) -> Any:

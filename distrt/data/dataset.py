@@ -21,7 +21,7 @@ from distrt.arrays import flatten, map_structure, to_numpy
 from distrt.data.batching import Batch, PaddedBatch, Unbatch, padding_of
 from distrt.data.cache import Cache
 from distrt.data.combining import Concatenate, Enumerate, Zip
-from distrt.data.elements import components, spec_text, widened
+from distrt.data.elements import components, leaf_names, spec_text, widened
 from distrt.data.files import FileNames, checked_compression, matches, paths_of
 from distrt.data.flattening import FlatMap, Interleave
 from distrt.data.generator import Generator, signature_of
@@ -380,9 +380,17 @@ class Dataset:
     def unbatch(self) -> Dataset:
         """Return the rows of every element, along its first dimension.
 
-        Raises (when iterated):
-          InvalidArgumentError: a component is a scalar, or first dimensions differ.
+        Raises:
+          InvalidArgumentError: a component is a scalar; when iterated: first dimensions differ.
         """
+        spec = self.element_spec
+        named = zip(leaf_names(spec), flatten(spec).leaves, strict=True)
+        scalars = [name for name, leaf in named if not leaf.shape]
+        if scalars:
+            raise InvalidArgumentError(
+                f"unbatch: expected components with a first dimension, the rows; scalars: "
+                f"{', '.join(scalars)}"
+            )
         return self._then(Unbatch(self._node))
 
     def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:

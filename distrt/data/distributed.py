@@ -9,18 +9,21 @@ say one step ahead how they stand (lookahead.py).
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, final
 
 from distrt.data.agreement import Ranks, agree
 from distrt.data.autoshard import check_policy, part_of, policy_of
+from distrt.data.cache import Cache
 from distrt.data.dataset import Dataset, checked_length
 from distrt.data.input_context import InputContext
 from distrt.data.iterator import DistributedIterator
 from distrt.data.options import AutoShardPolicy, InputOptions, InputReplicationMode
 from distrt.data.pieces import Remainder
-from distrt.data.pipeline import Node, nodes_of
+from distrt.data.pipeline import Node, nodes_of, rewrite
 from distrt.data.sharder import Share, check_batched, shard
 from distrt.data.turns import Turns
 from distrt.errors import DTypeError, InvalidArgumentError
@@ -56,7 +59,9 @@ class Distributed(abc.ABC):
 
     def _take(self, whole: Node) -> None:
         """Walk ``whole`` from now on."""
-        self._whole, self._node = whole, self._part(whole, Share(self.ranks.rank, self.ranks.size))
+        share = Share(self.ranks.rank, self.ranks.size)
+        part = self._part(whole, share)
+        self._whole, self._node = whole, rewrite(part, functools.partial(_own_cache, share))
 
     @abc.abstractmethod
     def _part(self, whole: Node, share: Share) -> Node:
@@ -223,6 +228,12 @@ class DistributedDatasetsFromFunction(Distributed):
 
     def __len__(self) -> int:
         raise TypeError("datasets from a function have no len(), as in tf.distribute")
+
+
+def _own_cache(share: Share, node: Node) -> Node:
+    if not (isinstance(node, Cache) and node.filename):
+        return node
+    return replace(node, suffix=f"_{share.rank}_of_{share.size}")
 
 
 def _node_of(dataset: Any) -> Node:

@@ -128,7 +128,8 @@ def _stack_leaves(rows: Sequence[Any]) -> Any:
         return array_namespace(rows[0]).stack(rows)
     batch = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
     for index, row in enumerate(rows):
-        batch[index] = row
+        # A box would be stored as it is, where what it holds is meant.
+        batch[index] = row[()] if isinstance(row, np.ndarray) and row.ndim == 0 else row
     return batch
 
 

@@ -186,9 +186,12 @@ def read_at(path: str, offset: int, length: int) -> bytes:
         _opened.cache_clear()
         file = _opened(path)
     pieces, missing = [], length
-    while missing and (piece := os.pread(file.number, missing, offset + length - missing)):
-        pieces.append(piece)
-        missing -= len(piece)
+    try:
+        while missing and (piece := os.pread(file.number, missing, offset + length - missing)):
+            pieces.append(piece)
+            missing -= len(piece)
+    except OSError as error:
+        raise _refused(path, error) from error
     return b"".join(pieces)
 
 
