@@ -1,6 +1,6 @@
 """Transformations between elements and batches of them (data room, layer 5).
 
-May import: errors, arrays, elements, pipeline. The handle of a batch is the list of its rows'
+May import: errors, arrays, elements, pipeline. The handle of a batch is the run of its rows'
 handles, so the sharder gives a rank only its own rows, and ``unbatch`` takes them apart again.
 """
 
@@ -9,7 +9,6 @@ handles, so the sharder gives a rank only its own rows, and ``unbatch`` takes th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ __all__ = ["Batch", "Batching", "PaddedBatch", "Unbatch", "padding_of"]
 
 
 class Batching(Node):
-    """``batch_size`` consecutive elements as one; its handle is the list of their handles.
+    """``batch_size`` consecutive elements as one; its handle is the run of their handles.
 
     Attributes:
       own_rows: the rows of a part can be made without those of other parts.
@@ -42,14 +41,11 @@ class Batching(Node):
         """See above."""
         return True
 
-    def handles(self, epoch: Epoch) -> Iterator[list[Any]]:
-        return self._batches(self.upstream.handles(epoch))
+    def handles(self, epoch: Epoch) -> Iterator[Sequence[Any]]:
+        return self.handles_from(epoch, 0)
 
-    def handles_from(self, epoch: Epoch, start: int) -> Iterator[list[Any]]:
-        return self._batches(self.upstream.handles_from(epoch, start * self.batch_size))
-
-    def _batches(self, upstream: Iterator[Any]) -> Iterator[list[Any]]:
-        while rows := list(itertools.islice(upstream, self.batch_size)):
+    def handles_from(self, epoch: Epoch, start: int) -> Iterator[Sequence[Any]]:
+        for rows in self.upstream.blocks(epoch, start * self.batch_size, self.batch_size):
             if self.drop_remainder and len(rows) < self.batch_size:
                 return
             yield rows
@@ -125,7 +121,7 @@ class PaddedBatch(Batching):
         return all(None not in leaf.shape for leaf in flatten(self.shapes).leaves)
 
     def fetch(self, handle: Sequence[Any]) -> Any:
-        if not handle:
+        if len(handle) == 0:
             return map_structure(lambda leaf: leaf[:0], self.example(0))
         return self._of_examples([self.upstream.fetch(row) for row in handle])
 

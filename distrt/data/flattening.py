@@ -69,7 +69,7 @@ class _Flattening(Node):
         return handle[0].fetch(handle[1])
 
     def gather(self, handles: Sequence[_Handle]) -> Any:
-        if not handles:
+        if len(handles) == 0:
             return self._nothing
         # Rows of one dataset are gathered at once.
         runs = itertools.groupby(handles, key=lambda handle: handle[0])

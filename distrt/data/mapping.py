@@ -57,6 +57,9 @@ class Map(Node):
     def handles_from(self, epoch: Epoch, start: int) -> Iterator[Any]:
         return self.upstream.handles_from(epoch, start)
 
+    def blocks(self, epoch: Epoch, start: int, size: int) -> Iterator[Sequence[Any]]:
+        return self.upstream.blocks(epoch, start, size)
+
     def fetch(self, handle: Any) -> Any:
         element = self.upstream.fetch(handle)
         if self.workers is not None and self.workers.processes:
@@ -64,7 +67,7 @@ class Map(Node):
         return components(call(self.function, element))
 
     def gather(self, handles: Sequence[Any]) -> Any:
-        if self.workers is None or not handles:
+        if self.workers is None or len(handles) == 0:
             return super().gather(handles)
         elements = [self.upstream.fetch(handle) for handle in handles]
         return stack([components(made) for made in self.workers.map(self.function, elements)])

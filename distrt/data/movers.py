@@ -10,7 +10,7 @@ prefetch makes elements ahead of time and hands over the same ones.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -23,6 +23,7 @@ from distrt.data.pipeline import (
     Mover,
     Node,
     Stream,
+    runs_of,
 )
 from distrt.data.prefetch import prefetched
 
@@ -81,16 +82,28 @@ class Shuffle(Mover):
     reshuffle: bool
 
     def handles(self, epoch: Epoch) -> Iterator[Any]:
-        entropy = (self.seed % 2**64, *(epoch if self.reshuffle else ()))
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
-        upstream = self.upstream.handles(epoch)
+        # In runs, so that Python's own speed counts only where a buffer is refilled.
+        return itertools.chain.from_iterable(self._runs(epoch))
+
+    def blocks(self, epoch: Epoch, start: int, size: int) -> Iterator[Sequence[Any]]:
+        rows = self.upstream.cardinality()
+        if not 0 < rows <= self.buffer_size:
+            return super().blocks(epoch, start, size)
+        buffer = next(self.upstream.blocks(epoch, 0, rows), ())
+        order = self._generator(epoch).permutation(len(buffer))
+        return runs_of(_ordered(buffer, order)[start:], size)
+
+    def _runs(self, epoch: Epoch) -> Iterator[Any]:
+        """Yield the elements picked while the buffer is refilled, and those picked at last."""
+        generator, upstream = self._generator(epoch), self.upstream.handles(epoch)
         buffer = list(itertools.islice(upstream, self.buffer_size))
-        for handle, pick in zip(upstream, _picks(generator, len(buffer)), strict=False):
-            yield buffer[pick]
-            buffer[pick] = handle
+        yield _refilled(buffer, upstream, _picks(generator, len(buffer)))
         # Uniform picks from a buffer that is not refilled are a permutation of it.
-        for pick in generator.permutation(len(buffer)).tolist():
-            yield buffer[pick]
+        yield _ordered(buffer, generator.permutation(len(buffer)))
+
+    def _generator(self, epoch: Epoch) -> np.random.Generator:
+        entropy = (self.seed % 2**64, *(epoch if self.reshuffle else ()))
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
     def cardinality(self) -> int:
         return self.upstream.cardinality()
@@ -101,6 +114,18 @@ class Shuffle(Mover):
             f"{self.upstream.describe()}.shuffle({self.buffer_size}, seed={seed}, "
             f"reshuffle_each_iteration={self.reshuffle})"
         )
+
+
+def _refilled(buffer: list[Any], upstream: Iterator[Any], picks: Iterator[int]) -> Iterator[Any]:
+    for handle, pick in zip(upstream, picks, strict=False):
+        yield buffer[pick]
+        buffer[pick] = handle
+
+
+def _ordered(buffer: Any, order: np.ndarray) -> Any:
+    if isinstance(buffer, np.ndarray):
+        return buffer[order]
+    return [buffer[pick] for pick in order.tolist()]
 
 
 def _picks(generator: np.random.Generator, bound: int) -> Iterator[int]:

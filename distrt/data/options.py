@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -113,6 +113,9 @@ class WithOptions(Mover):
 
     def handles_from(self, epoch: Epoch, start: int) -> Iterator[Any]:
         return self.upstream.handles_from(epoch, start)
+
+    def blocks(self, epoch: Epoch, start: int, size: int) -> Iterator[Sequence[Any]]:
+        return self.upstream.blocks(epoch, start, size)
 
     def cardinality(self) -> int:
         return self.upstream.cardinality()

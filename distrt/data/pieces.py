@@ -112,7 +112,7 @@ class Pieces(Node):
         batch = self._batch
         if batch is not None:
             return batch.fetch(handle)
-        if not handle:
+        if len(handle) == 0:
             return empty_part(self.upstream)
         # Rows of one element lie side by side, so each run of them is one slice.
         runs = [list(run) for _, run in itertools.groupby(handle, key=lambda row: id(row[0]))]

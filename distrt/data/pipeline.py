@@ -32,6 +32,7 @@ __all__ = [
     "Stream",
     "nodes_of",
     "rewrite",
+    "runs_of",
     "seeded",
     "seeds_of",
     "upstreams",
@@ -73,13 +74,22 @@ class Node(abc.ABC):
         """Yield the handles of one pass after the first ``start``, which are not fetched."""
         return itertools.islice(self.handles(epoch), start, None)
 
+    def blocks(self, epoch: Epoch, start: int, size: int) -> Iterator[Sequence[Any]]:
+        """Yield the handles of one pass after the first ``start`` in runs of ``size``.
+
+        The last run may be shorter. Nodes whose handles are row numbers yield arrays of them.
+        """
+        handles = self.handles_from(epoch, start)
+        while run := list(itertools.islice(handles, size)):
+            yield run
+
     @abc.abstractmethod
     def fetch(self, handle: Any) -> Any:
         """Return the element of ``handle``, as arrays that the caller may change."""
 
     def gather(self, handles: Sequence[Any]) -> Any:
         """Return the batch of the elements of ``handles``; none give first dimensions of 0."""
-        if not handles:
+        if len(handles) == 0:
             return self._nothing
         return stack([self.fetch(handle) for handle in handles])
 
@@ -107,6 +117,11 @@ class Node(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> str:
         """Return the pipeline as text; equal on all ranks that run the same program."""
+
+
+def runs_of(numbers: Any, size: int) -> Iterator[Any]:
+    """Yield slices of ``size`` of an array, the last one shorter."""
+    return (numbers[at : at + size] for at in range(0, len(numbers), size))
 
 
 class Mover(Node):

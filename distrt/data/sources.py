@@ -20,23 +20,32 @@ import numpy as np
 
 from distrt.arrays import array_namespace, cupy_module, flatten, is_cupy, map_structure
 from distrt.data.elements import ArraySpec, components, leaf_names, row_of, spec_of
-from distrt.data.pipeline import Epoch, Node
+from distrt.data.pipeline import Epoch, Node, runs_of
 from distrt.errors import InvalidArgumentError, NotFoundError
 
 __all__ = ["NpzFile", "Range", "Slices", "Tensors", "slices_of"]
 
 
+class _Rows(Node):
+    """A source whose handles are the numbers of its rows."""
+
+    @final
+    def handles(self, epoch: Epoch) -> Iterator[int]:
+        return iter(range(self.cardinality()))
+
+    @final
+    def blocks(self, epoch: Epoch, start: int, size: int) -> Iterator[Sequence[int]]:
+        return runs_of(np.arange(start, self.cardinality()), size)
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class Range(Node):
+class Range(_Rows):
     """The numbers start, start + step, …; see ``Dataset.range``."""
 
     settled = True
     numbers: range
     dtype: np.dtype
-
-    def handles(self, epoch: Epoch) -> Iterator[int]:
-        return iter(range(len(self.numbers)))
 
     def fetch(self, handle: int) -> Any:
         return self.dtype.type(self.numbers[handle])
@@ -91,15 +100,12 @@ class Tensors(Node):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Slices(Node):
+class Slices(_Rows):
     """The rows of arrays of equal first dimension; made by ``slices_of``."""
 
     settled = True
     arrays: Any
     rows: int
-
-    def handles(self, epoch: Epoch) -> Iterator[int]:
-        return iter(range(self.rows))
 
     def fetch(self, handle: int) -> Any:
         return map_structure(lambda leaf: row_of(leaf, handle), self.arrays)
@@ -167,7 +173,7 @@ def slices_of(structure: Any) -> Slices:
 
 @final
 @dataclass(frozen=True, eq=False)
-class NpzFile(Node):
+class NpzFile(_Rows):
     """The rows of the arrays in a .npz or .npy file, opened when first needed."""
 
     settled = True
@@ -189,9 +195,6 @@ class NpzFile(Node):
             ) from None
         except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
             raise InvalidArgumentError(f"dataset file {path!r} cannot be used: {error}") from error
-
-    def handles(self, epoch: Epoch) -> Iterator[int]:
-        return self._slices.handles(epoch)
 
     def fetch(self, handle: int) -> Any:
         return self._slices.fetch(handle)
