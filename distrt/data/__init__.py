@@ -3,8 +3,8 @@
 May import: errors, reduce_op, arrays, cluster, kernels, transport, collectives,
 health, communicator, lookahead. Files, bottom up: elements, pipeline; the nodes (sources, files,
 lines, tfrecord, generator; movers, batching, mapping, flattening, combining, cache, with
-prefetch, parallel and cache_file beneath them); options, dataset; sharder, pieces, autoshard,
-turns; input_context, agreement, optional, digest, iterator, distributed.
+prefetch, parallel and cache_file beneath them); options, dataset, foreign; sharder, pieces,
+autoshard, turns; input_context, agreement, optional, digest, iterator, distributed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from distrt.data.dataset import Dataset, TextLineDataset, TFRecordDataset
 from distrt.data.distributed import DistributedDataset, DistributedDatasetsFromFunction
 from distrt.data.elements import ArraySpec
+from distrt.data.foreign import as_dataset
 from distrt.data.input_context import InputContext, ValueContext
 from distrt.data.iterator import DistributedIterator, OutOfRangeError
 from distrt.data.optional import Optional
@@ -46,5 +47,6 @@ __all__ = [
     "TextLineDataset",
     "ValueContext",
     "WorkerError",
+    "as_dataset",
     "experimental",
 ]

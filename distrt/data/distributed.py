@@ -18,7 +18,8 @@ from typing import Any, final
 from distrt.data.agreement import Ranks, agree
 from distrt.data.autoshard import check_policy, part_of, policy_of
 from distrt.data.cache import Cache
-from distrt.data.dataset import Dataset, checked_length
+from distrt.data.dataset import checked_length
+from distrt.data.foreign import as_dataset
 from distrt.data.input_context import InputContext
 from distrt.data.iterator import DistributedIterator
 from distrt.data.options import AutoShardPolicy, InputOptions, InputReplicationMode
@@ -26,7 +27,7 @@ from distrt.data.pieces import Remainder
 from distrt.data.pipeline import Node, nodes_of, rewrite
 from distrt.data.sharder import Share, check_batched, shard
 from distrt.data.turns import Turns
-from distrt.errors import DTypeError, InvalidArgumentError
+from distrt.errors import InvalidArgumentError
 
 __all__ = [
     "Distributed",
@@ -44,7 +45,10 @@ class Distributed(abc.ABC):
     Attributes:
       ranks: the ranks that walk it.
       options: how the parts are handed over.
+      distributed: tells ``as_dataset`` that this is no dataset any more.
     """
+
+    distributed = True
 
     @abc.abstractmethod
     def __init__(
@@ -116,7 +120,7 @@ class DistributedDataset(Distributed):
 
     Args:
       dataset: a ``Dataset`` that ends in ``.batch(global_batch_size)``; moving,
-        mapping and prefetching after the batch are allowed.
+        mapping and prefetching after the batch are allowed. Or what ``as_dataset`` takes.
       ranks: the communicator, anything that is a ``Ranks``.
       place: applied to each array of the part, in the thread that iterates;
         moves it to this rank's device.
@@ -237,6 +241,4 @@ def _own_cache(share: Share, node: Node) -> Node:
 
 
 def _node_of(dataset: Any) -> Node:
-    if not isinstance(dataset, Dataset):
-        raise DTypeError(f"expected a distrt.data.Dataset, got {type(dataset).__name__}")
-    return dataset._node
+    return as_dataset(dataset)._node

@@ -49,6 +49,8 @@ class DistributedIterator:
     when it is collected. Source: ``tf.distribute.DistributedIterator``.
     """
 
+    distributed = True
+
     def __init__(self, owner: Distributed, number: int) -> None:
         self._owner = owner
         self._ahead: Lookahead | None = None
