@@ -40,6 +40,7 @@ __all__ = [
     "to_numpy",
 ]
 
+_HOST_ARRAYS = (np.ndarray, np.generic)
 _ORDERED = frozenset({"sum", "prod", "min", "max"})
 
 
@@ -145,7 +146,7 @@ def is_cupy(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Tell whether ``value`` is a NumPy array, a NumPy scalar or a CuPy array."""
-    return isinstance(value, np.ndarray | np.generic) or is_cupy(value)
+    return isinstance(value, _HOST_ARRAYS) or is_cupy(value)
 
 
 def cupy_module() -> Any:
@@ -286,4 +287,7 @@ def paths_of(tree: Tree) -> list[str]:
 
 def map_structure(function: Callable[..., Any], structure: Any, *rest: Any) -> Any:
     """Apply ``function`` to the leaves of equal structures. Source: ``tf.nest.map_structure``."""
+    # Most structures are one array, and this is called for every row of a dataset.
+    if not rest and is_array(structure):
+        return function(structure)
     return optree.tree_map(function, structure, *rest, none_is_leaf=True)

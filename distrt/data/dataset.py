@@ -28,6 +28,7 @@ from distrt.data.generator import Generator, signature_of
 from distrt.data.lines import TextLines
 from distrt.data.mapping import Filter, Map, Scan, TakeWhile
 from distrt.data.movers import Prefetch, Repeat, Shard, Shuffle, Skip, Take
+from distrt.data.npz_shards import NpzShards
 from distrt.data.options import Options, WithOptions, options_of
 from distrt.data.parallel import Workers, checked_count
 from distrt.data.pipeline import INFINITE_CARDINALITY, Node, seeds_of
@@ -65,8 +66,9 @@ class Dataset:
 
         Args:
           tensors: a structure of arrays (NumPy, memory maps, CuPy; kept, not
-            copied) or lists, of equal first dimension. Arrays keep their dtype;
-            Python ints become int32 and floats float32.
+            copied), SciPy sparse matrices (whose rows become dense when they are read)
+            or lists, of equal first dimension. Arrays keep their dtype; Python ints
+            become int32 and floats float32.
 
         Raises:
           InvalidArgumentError: a scalar, or unequal first dimensions.
@@ -84,17 +86,23 @@ class Dataset:
         return Dataset(Tensors(components(tensors)))
 
     @staticmethod
-    def from_npz(path: str | PathLike[str]) -> Dataset:
-        """Return the rows of the arrays of a .npz file (a dict by name) or of a .npy file.
+    def from_npz(path: str | PathLike[str] | Sequence[Any]) -> Dataset:
+        """Return the rows of the arrays of .npz files (a dict by name) or of .npy files.
 
-        The file is opened when it is first needed: to iterate, to distribute, or
+        A file is opened when it is first needed: to iterate, to distribute, or
         for the spec. A .npy file is mapped into memory and read row by row.
+
+        Args:
+          path: a file, or several: their rows follow each other, and AutoShardPolicy.FILE can
+            divide them by file.
 
         Raises (when opened):
           NotFoundError: there is no such file on this rank.
           InvalidArgumentError: it is damaged, or its first dimensions differ.
         """
-        return Dataset(NpzFile(path))
+        if isinstance(path, str | PathLike):
+            return Dataset(NpzFile(path))
+        return Dataset(NpzShards(paths_of("from_npz", path)))
 
     @staticmethod
     def from_generator(
@@ -560,7 +568,7 @@ def TextLineDataset(  # noqa: N802  a class of tf.data's
     size = 1 << 20 if buffer_size is None else buffer_size
     size = _integer("TextLineDataset: buffer_size", size, at_least=1)
     checked_count("TextLineDataset: num_parallel_reads", num_parallel_reads)
-    return Dataset(TextLines(paths_of("TextLineDataset", filenames), kind, size))
+    return Dataset(TextLines(paths_of("TextLineDataset", filenames), kind, scan_bytes=size))
 
 
 def TFRecordDataset(  # noqa: N802  a class of tf.data's

@@ -1,6 +1,6 @@
 """Elements: what one element of a dataset is (data room, layer 5).
 
-May import: errors, arrays. An element is a structure (tuples, dicts, named
+May import: errors, arrays, sparse. An element is a structure (tuples, dicts, named
 tuples) whose leaves are NumPy or CuPy arrays; a leaf of rank 0 is a NumPy
 scalar. A list is not a structure but data, as in tf.data. Byte strings (records, lines)
 are arrays of dtype object that hold ``bytes``, also in rank 0: NumPy's own byte strings would
@@ -17,6 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from distrt.arrays import array_namespace, as_array, flatten, is_cupy, map_structure
+from distrt.data.sparse import SparseRows
 from distrt.errors import InvalidArgumentError
 
 __all__ = [
@@ -71,6 +72,8 @@ def components(structure: Any) -> Any:
         return boxed(structure)
     if isinstance(structure, str):
         return np.str_(structure)
+    if isinstance(structure, SparseRows):
+        return structure
     try:
         array = as_array(structure)
     except ValueError as error:

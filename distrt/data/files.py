@@ -16,6 +16,7 @@ import functools
 import glob
 import gzip
 import io
+import itertools
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -49,9 +50,21 @@ class FileSource(Node):
 
     Attributes:
       paths: the files, in order.
+      listed: all files, where ``paths`` are some of them; examples come from any.
     """
 
     paths: tuple[str, ...]
+    listed: tuple[str, ...]
+
+    @final
+    def sample(self, variant: int) -> Iterator[str]:
+        """Yield the paths of files that are there and not empty, each variant in its order."""
+        paths = self.listed or self.paths
+        start = variant % max(len(paths), 1)
+        for path in paths[start:] + paths[:start]:
+            # Under FILE a host may hold its own files only.
+            if os.path.isfile(path) and os.path.getsize(path):
+                yield path
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,7 +74,8 @@ class FileSource(Node):
     def with_paths(self, paths: Sequence[str]) -> FileSource:
         """Return the same source over other files."""
         changed: Any = self  # a dataclass, which the abstract class cannot say
-        replaced: FileSource = dataclasses.replace(changed, paths=tuple(paths))
+        listed = self.listed or self.paths
+        replaced: FileSource = dataclasses.replace(changed, paths=tuple(paths), listed=listed)
         return replaced
 
 
@@ -70,12 +84,16 @@ class RecordSource(FileSource):
 
     @final
     def example(self, variant: int) -> Any:
-        # A function of the user's may not work for bytes that are no record. Under FILE a host
-        # may hold its own files only.
-        for path in self.paths[variant:] + self.paths[:variant]:
-            if os.path.exists(path):
-                for handle in self.with_paths([path]).handles(()):
-                    return self.fetch(handle)
+        return self.example_after(0, variant)
+
+    @final
+    def example_after(self, start: int, variant: int) -> Any:
+        # A function of the user's may not work for bytes that are no record, nor for the header
+        # that a skip leaves out.
+        for path in self.sample(variant):
+            handles = self.with_paths([path]).handles(())
+            for handle in itertools.islice(handles, start, None):
+                return self.fetch(handle)
         return boxed(b"")
 
     @property
@@ -92,6 +110,7 @@ class FileNames(FileSource):
     """The paths of files, as text; see ``Dataset.list_files``."""
 
     paths: tuple[str, ...]
+    listed: tuple[str, ...] = ()
 
     def handles(self, epoch: Epoch) -> Iterator[int]:
         return iter(range(len(self.paths)))
@@ -100,7 +119,7 @@ class FileNames(FileSource):
         return np.str_(self.paths[handle])
 
     def example(self, variant: int) -> Any:
-        return np.str_(self.paths[variant % len(self.paths)] if self.paths else "")
+        return np.str_(next(self.sample(variant), (self.paths or ("",))[0]))
 
     @property
     def element_spec(self) -> ArraySpec:

@@ -131,10 +131,7 @@ class DistributedIterator:
     @functools.cached_property
     def _nothing(self) -> Any:
         """A part of no rows; None where there cannot be one."""
-        try:
-            return empty_part(self._empty)
-        except ValueError:
-            return None
+        return empty_part(self._empty)
 
     def _look(self, ahead: Lookahead) -> _Made:
         problem = ""

@@ -30,6 +30,7 @@ class TextLines(RecordSource):
 
     paths: tuple[str, ...]
     compression: str = ""
+    listed: tuple[str, ...] = ()
     scan_bytes: int = 1 << 20
 
     def handles(self, epoch: Epoch) -> Iterator[_Handle]:

@@ -197,6 +197,9 @@ class Skip(Mover):
             return iter(())
         return itertools.islice(self.upstream.handles(epoch), self.count, None)
 
+    def example(self, variant: int) -> Any:
+        return self.upstream.example_after(max(self.count, 0), variant)
+
     def cardinality(self) -> int:
         elements = self.upstream.cardinality()
         if self.count < 0:

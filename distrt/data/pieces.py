@@ -44,12 +44,11 @@ def batch_size_of(node: Node) -> int | None:
 def empty_part(node: Node) -> Any:
     """Return a part of no rows, of the structure, dtypes and trailing shapes of ``node``.
 
-    Raises:
-      ValueError: an element of it is a scalar, which cannot be empty.
+    None where an element of it is a scalar, which cannot be empty.
     """
     example = node.example(0)
     if any(leaf.ndim == 0 for leaf in flatten(example).leaves):
-        raise ValueError("scalars cannot be empty")
+        return None
     return map_structure(lambda leaf: leaf[:0], example)
 
 

@@ -105,6 +105,10 @@ class Node(abc.ABC):
         TensorFlow's tracing: the spec of a mapped dataset is read off them.
         """
 
+    def example_after(self, start: int, variant: int) -> Any:
+        """As ``example``, of what follows the first ``start`` elements where that matters."""
+        return self.example(variant)
+
     @property
     @abc.abstractmethod
     def element_spec(self) -> Any:

@@ -1,6 +1,6 @@
 """Sources: where elements come from (data room, layer 5).
 
-May import: errors, arrays, elements, pipeline. The handle of a row is its
+May import: errors, arrays, elements, pipeline, sparse. The handle of a row is its
 number, so a batch of an unmapped source is one slice or one gather per leaf.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 from distrt.arrays import array_namespace, cupy_module, flatten, is_cupy, map_structure
 from distrt.data.elements import ArraySpec, components, leaf_names, row_of, spec_of
 from distrt.data.pipeline import Epoch, Node, runs_of
+from distrt.data.sparse import SparseRows, is_sparse
 from distrt.errors import InvalidArgumentError, NotFoundError
 
 __all__ = ["NpzFile", "Range", "Slices", "Tensors", "slices_of"]
@@ -122,7 +123,7 @@ class Slices(_Rows):
         if self.rows:
             return self.fetch(variant % self.rows)
         return map_structure(
-            lambda leaf: array_namespace(leaf).zeros(leaf.shape[1:], dtype=leaf.dtype)[()],
+            lambda leaf: _namespace(leaf).zeros(leaf.shape[1:], dtype=leaf.dtype)[()],
             self.arrays,
         )
 
@@ -137,7 +138,13 @@ class Slices(_Rows):
         return f"from_tensor_slices({self.rows} rows)"
 
 
+def _namespace(leaf: Any) -> Any:
+    return array_namespace(leaf) if is_cupy(leaf) else np
+
+
 def _rows_of(array: Any, index: np.ndarray) -> Any:
+    if isinstance(array, SparseRows):
+        return array[index]
     if is_cupy(array):
         return array[cupy_module().asarray(index)]
     # take() moves whole rows, but would first copy an array that is not contiguous.
@@ -150,7 +157,8 @@ def slices_of(structure: Any) -> Slices:
     Raises:
       InvalidArgumentError: no array, one of rank 0, or unequal first dimensions.
     """
-    tree = flatten(components(structure))
+    dense = map_structure(lambda leaf: SparseRows(leaf) if is_sparse(leaf) else leaf, structure)
+    tree = flatten(components(dense))
     names = leaf_names(tree.rebuild(tree.leaves))
     if not tree.leaves:
         raise InvalidArgumentError(f"expected at least one array, got {structure!r}")
@@ -167,7 +175,10 @@ def slices_of(structure: Any) -> Slices:
             f"all arrays must have the same first dimension (number of rows), got {found}"
         )
     # A memory map is read as the plain array that it is.
-    arrays = [leaf if is_cupy(leaf) else np.asarray(leaf) for leaf in tree.leaves]
+    kept = [is_cupy(leaf) or isinstance(leaf, SparseRows) for leaf in tree.leaves]
+    arrays = [
+        leaf if keep else np.asarray(leaf) for leaf, keep in zip(tree.leaves, kept, strict=True)
+    ]
     return Slices(tree.rebuild(arrays), sizes[0])
 
 

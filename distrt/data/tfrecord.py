@@ -50,6 +50,7 @@ class TFRecords(RecordSource):
 
     paths: tuple[str, ...]
     compression: str = ""
+    listed: tuple[str, ...] = ()
 
     def handles(self, epoch: Epoch) -> Iterator[_Handle]:
         for path in self.paths:

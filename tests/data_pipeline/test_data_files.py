@@ -7,6 +7,7 @@ import os
 import struct
 import warnings
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,20 @@ def test_lines_of_several_files_in_batches(tmp_path):
     assert values(dataset.repeat(2).shuffle(99, seed=1).take(0)) == []
 
 
+def test_a_header_that_is_skipped_is_no_example(tmp_path, on_ranks):
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"x,y\n1,2\n3,4\n5,6\n")
+
+    def parse(line):
+        return np.array([int(field) for field in line.split(b",")])
+
+    def body(ranks):
+        dataset = TextLineDataset(path).skip(1).map(parse).batch(3)
+        return [part.tolist() for part in DistributedDataset(dataset, ranks)]
+
+    assert on_ranks(2, body) == [[[[1, 2], [3, 4]]], [[[5, 6]]]]
+
+
 # ----------------------------------------------------------------------- records
 
 
@@ -102,6 +117,21 @@ def test_the_frame_is_tensorflows(tmp_path):
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
     assert raw[:8] == struct.pack("<Q", 9) and raw[12:21] == b"123456789"
     assert raw[21:] == struct.pack("<I", masked)
+
+
+# What tests/data/records*.tfrecord hold, written by TensorFlow.
+RECORDED = [b"", b"a", b"a\0b\0\0", bytes(range(256)) * 3, b"\xff" * 17]
+
+
+@pytest.mark.parametrize(
+    ("name", "compression"),
+    [("records", None), ("records_gzip", "GZIP"), ("records_zlib", "ZLIB")],
+)
+def test_what_tensorflow_wrote_is_read_and_written_alike(tmp_path, name, compression):
+    path = Path(__file__).parents[1] / "data" / f"{name}.tfrecord"
+    assert values(TFRecordDataset(path, compression)) == RECORDED
+    if compression is None:
+        assert write(tmp_path / "r", RECORDED).read_bytes() == path.read_bytes()
 
 
 def offsets():
