@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from distrt.arrays import flatten, map_structure
-from distrt.data import ArraySpec, Dataset, DistributedDataset, Options, OutOfRangeError
+from distrt.data import (
+    ArraySpec,
+    Dataset,
+    DistributedDataset,
+    InputOptions,
+    InputReplicationMode,
+    Options,
+    OutOfRangeError,
+)
 from distrt.errors import InvalidArgumentError
 
 FILE = Path(__file__).parents[1] / "data" / "01_distribute_dataset.json.gz"
@@ -231,7 +239,11 @@ def test_most_recorded_pipelines_are_followed():
     assert len(FOLLOWED) > 100
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("eager_get_next_")])
+# In a tf.function or not, the same parts come.
+NEXTS = [name for name in CASES if re.match(r"(eager|function)_get_next_", name)]
+
+
+@pytest.mark.parametrize("name", NEXTS)
 def test_get_next_past_the_end_as_recorded(name, on_ranks):
     given, out = CASES[name]["in"], CASES[name]["out"]
 
@@ -254,3 +266,96 @@ def test_get_next_past_the_end_as_recorded(name, on_ranks):
             assert [seen[rank][step] for rank in range(size)] == [recorded["error"]] * size
         else:
             assert [seen[rank][step] for rank in range(size)] == recorded
+
+
+LOOPS = [name for name in CASES if name.startswith("tf_function_loop_")]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_sums_and_steps_of_loops_as_recorded(name, on_ranks):
+    given, (total, steps) = CASES[name]["in"], CASES[name]["out"]["tu"]
+
+    def walk(ranks):
+        batches = Dataset.range(given["size"]).batch(given["global_batch"])
+        parts = list(DistributedDataset(batches, ranks))
+        return sum(int(part.sum()) for part in parts), len(parts)
+
+    seen = on_ranks(given["replicas"], walk)
+    assert sum(own for own, _ in seen) == total["v"]
+    assert [count for _, count in seen] == [steps["v"]] * given["replicas"]
+
+
+INPUT_OPTIONS = {
+    "replication_per_replica": {
+        "experimental_replication_mode": InputReplicationMode.PER_REPLICA,
+    },
+    "replication_per_worker": {"experimental_replication_mode": InputReplicationMode.PER_WORKER},
+    "buf2": {"experimental_per_replica_buffer_size": 2},
+    "place_on_device": {
+        "experimental_place_dataset_on_device": True,
+        "experimental_fetch_to_device": False,
+    },
+    "prefetch_false": {"experimental_fetch_to_device": False},
+}
+OPTIONS = [name for name in CASES if name.startswith("input_options_")]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_input_options_as_recorded(name, on_ranks):
+    given, out = CASES[name]["in"], CASES[name]["out"]
+    options = InputOptions(**INPUT_OPTIONS[given["options"]])
+
+    def walk(ranks):
+        distributed = DistributedDataset(Dataset.range(5).batch(4), ranks, options=options)
+        return [part.tolist() for part in distributed]
+
+    size = given["replicas"]
+    if "error" in out:
+        # NotImplementedError there; here it is the argument that is wrong.
+        with pytest.raises(InvalidArgumentError, match="made by a function"):
+            on_ranks(size, walk)
+        return
+    seen = on_ranks(size, walk)
+    recorded = [[part["li"] for part in step["li"]] for step in out["li"]]
+    assert [[mine[step] for mine in seen] for step in range(len(recorded))] == recorded
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("shuffle_seed_")])
+def test_shuffles_are_split_in_the_recorded_sizes(name, on_ranks):
+    size, out = CASES[name]["in"]["replicas"], CASES[name]["out"]
+    dataset = Dataset.range(10).shuffle(10, seed=7, reshuffle_each_iteration=False).batch(4)
+    seen = on_ranks(size, lambda ranks: [p.tolist() for p in DistributedDataset(dataset, ranks)])
+    assert [[len(mine[step]) for mine in seen] for step in range(out["num_steps"])] == [
+        [part["s"][0] for part in step] for step in out["steps"]
+    ]
+    assert sorted(row for mine in seen for part in mine for row in part) == list(range(10))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("iter_protocol_")])
+def test_the_iterators_protocol_as_recorded(name, on_ranks):
+    size, out = CASES[name]["in"]["replicas"], CASES[name]["out"]
+
+    def walk(ranks):
+        distributed = DistributedDataset(Dataset.range(5).batch(4), ranks)
+        iterator = iter(distributed)
+        next(iterator)
+        optional = iterator.get_next_as_optional()
+        assert optional.has_value() == out["opt_has"]
+        with pytest.raises(StopIteration):
+            next(iterator)
+        with pytest.raises(OutOfRangeError):
+            iterator.get_next()
+        empty = iterator.get_next_as_optional()
+        assert empty.has_value() == out["optional_has_value_at_end"]
+        with pytest.raises(InvalidArgumentError):
+            empty.get_value()
+        for attribute in ("element_spec", "get_next"):
+            assert hasattr(iterator, attribute) == out[f"it_has_{attribute}"]
+        for attribute in ("cardinality", "element_spec", "get_next", "repeat", "batch", "map"):
+            assert hasattr(distributed, attribute) == out[f"dd_has_{attribute}"]
+        return optional.get_value().tolist(), next(iter(distributed)).tolist()
+
+    seen = on_ranks(size, walk)
+    for index, key in enumerate(("optional_value", "second_epoch_first")):
+        parts = out[key].get("PR", [out[key]])
+        assert [mine[index] for mine in seen] == [part["v"] for part in parts]
