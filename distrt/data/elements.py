@@ -61,6 +61,9 @@ def components(structure: Any) -> Any:
       InvalidArgumentError: a list whose items differ in shape.
       DTypeError: a leaf that cannot become an array.
     """
+    # What most functions return; this is called for every row.
+    if type(structure) is np.ndarray and structure.ndim:
+        return structure
     if isinstance(structure, tuple):
         parts = [components(item) for item in structure]
         return type(structure)(*parts) if hasattr(structure, "_fields") else tuple(parts)
@@ -106,6 +109,8 @@ def stack(elements: Sequence[Any]) -> Any:
     Raises:
       InvalidArgumentError: the elements differ in structure, shape or dtype.
     """
+    if all(type(element) is np.ndarray for element in elements):
+        return _stack_leaves(elements)
     trees = [flatten(element) for element in elements]
     first = trees[0]
     odd = next((tree for tree in trees if tree.spec != first.spec), None)
@@ -130,9 +135,11 @@ def _stack_leaves(rows: Sequence[Any]) -> Any:
     if is_cupy(rows[0]):
         return array_namespace(rows[0]).stack(rows)
     batch = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
-    for index, row in enumerate(rows):
+    if batch.dtype.kind == "O" and batch.ndim == 1:
         # A box would be stored as it is, where what it holds is meant.
-        batch[index] = row[()] if isinstance(row, np.ndarray) and row.ndim == 0 else row
+        rows = [row[()] for row in rows]
+    for index, row in enumerate(rows):
+        batch[index] = row
     return batch
 
 

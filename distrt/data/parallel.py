@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 import cloudpickle
+import numpy as np
 
 from distrt.arrays import map_structure
 from distrt.errors import DistrtError, InvalidArgumentError
@@ -42,6 +43,8 @@ def call(function: Callable[..., Any], element: Any) -> Any:
     Plain tuples only: tf.data hands a named tuple over as one argument. Byte strings arrive
     as ``bytes``.
     """
+    if type(element) is np.ndarray and element.ndim:  # most rows are one array
+        return function(element)
     return function(*arguments_of(element))
 
 

@@ -109,6 +109,8 @@ class Slices(_Rows):
     rows: int
 
     def fetch(self, handle: int) -> Any:
+        if type(self.arrays) is np.ndarray:
+            return row_of(self.arrays, handle)
         return map_structure(lambda leaf: row_of(leaf, handle), self.arrays)
 
     def gather(self, handles: Sequence[int]) -> Any:
